@@ -1,0 +1,677 @@
+//! The endpoint, which is what the papers call a client thread, and the operation, which is what it works on.
+//!
+//! An [`Endpoint`] owns its connections, buffers, clock and random source, and stays on its thread. Work goes through an
+//! [`Op`]: it carries the operation's counters (tasks interleave on one endpoint) and pins the epoch in which it began, so
+//! that nothing it can still reach is reused. Everything outside enters an engine here and nowhere else.
+
+use crate::addr::{GlobalAddr, ServerId, SessionId};
+use crate::buf::{Buf, BufPool};
+use crate::call::{Call, CallError, CallId, Target};
+use crate::caps::Capabilities;
+use crate::clock::Nanos;
+use crate::control::{ControlError, Reply, Request};
+use crate::error::FabricError;
+use crate::exec::{Executor, JoinHandle};
+use crate::pins::Pins;
+use crate::procedure::{ProcedureContext, ProcedureId, ProcedureSet};
+use crate::session::Session;
+use crate::stats::OpStats;
+use crate::transport::local::LocalLink;
+use crate::transport::{Link, Posted};
+use crate::verb::{Batch, BatchFailure, BatchResult};
+use crate::wire;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+/// How often a call without a reply is repeated before the caller is told.
+const CALL_ATTEMPTS: u32 = 10;
+/// A task that never has to wait lets others run after so many batches.
+const BATCHES_PER_TURN: u32 = 128;
+
+/// A client thread's access to far memory. Clones are the same endpoint.
+#[derive(Clone)]
+pub struct Endpoint {
+    inner: Rc<Inner>,
+}
+
+struct Inner {
+    link: Link,
+    session: SessionId,
+    term: u64,
+    /// The session, unless this endpoint only opens one or runs a procedure.
+    owner: Option<Session>,
+    number: u64,
+    executor: Executor,
+    pool: BufPool,
+    pins: Pins,
+    totals: RefCell<OpStats>,
+    calls: RefCell<Calls>,
+    turn: Cell<u32>,
+    skew: ClockSkew,
+    /// Batches whose ticket was dropped while they were in flight, each with the epoch that it keeps pinned.
+    orphans: RefCell<Vec<(Posted, u64)>>,
+}
+
+/// How a process's clock differs from true time; none outside the simulator.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(crate) struct ClockSkew {
+    /// How far it is ahead.
+    pub(crate) ahead_ns: Nanos,
+    /// How many millionths it runs too fast (or, negative, too slow).
+    pub(crate) drift_ppm: i32,
+}
+
+impl ClockSkew {
+    fn stretch(span: Nanos, ppm: i64) -> Nanos {
+        let change = i128::from(span) * i128::from(ppm) / 1_000_000;
+        u64::try_from(i128::from(span) + change).unwrap_or(0)
+    }
+
+    fn local(self, now: Nanos) -> Nanos {
+        Self::stretch(now, i64::from(self.drift_ppm)) + self.ahead_ns
+    }
+
+    fn true_span(self, span: Nanos) -> Nanos {
+        Self::stretch(span, -i64::from(self.drift_ppm))
+    }
+}
+
+/// The calls of an endpoint: the next sequence number, and which have not been answered, by target.
+#[derive(Default)]
+struct Calls {
+    next: u64,
+    open: FxHashMap<Target, BTreeSet<u64>>,
+}
+
+impl Endpoint {
+    pub(crate) fn for_session(session: &Session, number: u64, link: Link, executor: &Executor) -> Self {
+        let pins = Pins::new(session.register_pins());
+        Self::build(link, (session.id(), session.term()), Some(session.clone()), number, executor, pins)
+    }
+
+    /// An endpoint without a session, to open one with.
+    pub(crate) fn stranger(link: Link, executor: &Executor) -> Self {
+        Self::near(link, SessionId::NONE, 0, executor)
+    }
+
+    /// The endpoint of a procedure that runs beside the memory, called by `caller`.
+    pub(crate) fn near(link: Link, caller: SessionId, term: u64, executor: &Executor) -> Self {
+        // Its calls are told apart by a random number, since no session counts this endpoint. Real endpoints count from 0.
+        let number = executor.random() | 1 << 63;
+        Self::build(link, (caller, term), None, number, executor, Pins::none())
+    }
+
+    fn build(
+        link: Link,
+        (session, term): (SessionId, u64),
+        owner: Option<Session>,
+        number: u64,
+        executor: &Executor,
+        pins: Pins,
+    ) -> Self {
+        let skew = match &link {
+            Link::Local(_) => ClockSkew::default(),
+            Link::Sim(link) => link.clock_skew(),
+        };
+        Self {
+            inner: Rc::new(Inner {
+                link,
+                session,
+                term,
+                owner,
+                number,
+                executor: executor.clone(),
+                pool: BufPool::default(),
+                pins,
+                totals: RefCell::default(),
+                calls: RefCell::default(),
+                turn: Cell::new(BATCHES_PER_TURN),
+                skew,
+                orphans: RefCell::default(),
+            }),
+        }
+    }
+
+    /// The session in whose name verbs and calls go out.
+    pub fn session_id(&self) -> SessionId {
+        self.inner.session
+    }
+
+    /// The session itself; procedures on a memory server have none.
+    pub fn session(&self) -> Option<&Session> {
+        self.inner.owner.as_ref()
+    }
+
+    /// What the transport can do.
+    pub fn capabilities(&self) -> &Capabilities {
+        self.inner.link.capabilities()
+    }
+
+    /// Now, on this endpoint's clock, which no other's need agree with.
+    pub fn now(&self) -> Nanos {
+        self.inner.skew.local(self.inner.executor.now())
+    }
+
+    /// Waits for a time.
+    pub async fn sleep(&self, span: Nanos) {
+        let executor = &self.inner.executor;
+        executor.sleep_until(executor.now().saturating_add(self.inner.skew.true_span(span))).await;
+    }
+
+    /// Lets other tasks run.
+    pub async fn yield_now(&self) {
+        self.inner.executor.yield_now().await;
+    }
+
+    /// A random number.
+    pub fn random(&self) -> u64 {
+        self.inner.executor.random()
+    }
+
+    /// A random number below `bound` (0 if there is none).
+    pub fn random_below(&self, bound: u64) -> u64 {
+        u64::try_from((u128::from(self.random()) * u128::from(bound)) >> 64).unwrap_or(0)
+    }
+
+    /// Runs a task on this endpoint's thread.
+    pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+        self.inner.executor.spawn(future)
+    }
+
+    /// A buffer of `len` bytes to write from; its contents are whatever it held last.
+    pub fn buf(&self, len: usize) -> Buf {
+        self.inner.pool.take(len)
+    }
+
+    /// A buffer with a copy of `data`.
+    pub fn buf_of(&self, data: &[u8]) -> Buf {
+        self.inner.pool.copy_of(data)
+    }
+
+    /// Begins an operation.
+    pub fn op(&self) -> Op {
+        self.reap_orphans();
+        let epoch = self.inner.owner.as_ref().map_or(0, Session::epoch);
+        self.inner.pins.pin(epoch);
+        Op { endpoint: self.clone(), epoch, stats: RefCell::default() }
+    }
+
+    /// The costs of all operations that ended on this endpoint.
+    pub fn totals(&self) -> OpStats {
+        *self.inner.totals.borrow()
+    }
+
+    /// Re-establishes the connection to `server` after an unknown outcome. The old connection is fenced first: nothing
+    /// that was in flight on it lands later.
+    pub async fn reconnect(&self, server: ServerId) -> Result<(), FabricError> {
+        self.inner.link.reconnect(server).await?;
+        self.inner.pins.clear_unknown(server);
+        Ok(())
+    }
+
+    /// Lets this endpoint answer calls to its session with `procedures`. The task runs until the session ends.
+    pub fn serve(&self, procedures: ProcedureSet) {
+        let inbox = self.inner.link.serve();
+        let endpoint = self.clone();
+        self.spawn(async move {
+            let table = Rc::new(RefCell::new(crate::call::CallTable::default()));
+            loop {
+                let call = inbox.next().await;
+                let seen = table.borrow_mut().begin(&call);
+                match seen {
+                    crate::call::Seen::New => {}
+                    crate::call::Seen::Running => continue,
+                    crate::call::Seen::Done(outcome) => {
+                        endpoint.inner.link.reply(call.id, outcome);
+                        continue;
+                    }
+                    crate::call::Seen::Forgotten => {
+                        endpoint.inner.link.reply(call.id, Err(CallError::Forgotten));
+                        continue;
+                    }
+                }
+                let (serving, table, procedure) =
+                    (endpoint.clone(), Rc::clone(&table), procedures.get(call.procedure));
+                endpoint.spawn(async move {
+                    let outcome = match procedure {
+                        Some(procedure) => {
+                            let context =
+                                ProcedureContext { endpoint: serving.clone(), caller: call.id.session };
+                            procedure.run(context, call.request).await
+                        }
+                        None => Err(CallError::NoSuchProcedure { procedure: call.procedure }),
+                    };
+                    table.borrow_mut().finish(call.id, &outcome);
+                    serving.inner.link.reply(call.id, outcome);
+                });
+            }
+        });
+    }
+
+    /// Unpins the epochs of dropped tickets whose batches have completed.
+    fn reap_orphans(&self) {
+        if self.inner.orphans.borrow().is_empty() {
+            return;
+        }
+        let mut orphans = self.inner.orphans.take();
+        orphans.retain_mut(|(posted, epoch)| {
+            match Pin::new(posted).poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(result) => {
+                    self.hold_if_unknown(&result, *epoch);
+                    self.inner.pins.unpin(*epoch);
+                    false
+                }
+                Poll::Pending => true,
+            }
+        });
+        self.inner.orphans.borrow_mut().extend(orphans);
+    }
+
+    /// A verb that may still land keeps its epoch pinned until the connection is fenced.
+    fn hold_if_unknown(&self, result: &BatchResult, epoch: u64) {
+        if let Err(failure) = result {
+            if let FabricError::Unknown { server } = failure.error {
+                self.inner.pins.hold_unknown(server, epoch);
+            }
+        }
+    }
+
+    /// Gives other tasks a turn now and then, though a transport may never make this one wait.
+    async fn breathe(&self) {
+        let left = self.inner.turn.get();
+        if left > 0 {
+            self.inner.turn.set(left - 1);
+        } else {
+            self.inner.turn.set(BATCHES_PER_TURN);
+            self.yield_now().await;
+        }
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Endpoint({} #{})", self.inner.session, self.inner.number)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // An endpoint that goes away in the middle of verbs leaves its pins to the session, which holds them until it is
+        // closed or fenced: only then is it certain that nothing lands.
+        if self.orphans.get_mut().is_empty() {
+            self.pins.retire();
+        }
+    }
+}
+
+/// One operation: its counters and its epoch pin. Dropping it ends it.
+pub struct Op {
+    endpoint: Endpoint,
+    epoch: u64,
+    stats: RefCell<OpStats>,
+}
+
+impl Op {
+    /// The endpoint it runs on.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// The epoch it pins.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// What it cost so far.
+    pub fn stats(&self) -> OpStats {
+        *self.stats.borrow()
+    }
+
+    /// Counts that the operation begins something anew.
+    pub fn count_retry(&self) {
+        self.stats.borrow_mut().retries += 1;
+    }
+
+    /// Posts a batch now; its ticket is awaited later, or dropped, which detaches it.
+    pub fn post(&self, batch: Batch) -> Ticket<'_> {
+        let inner = &self.endpoint.inner;
+        let round_trips = batch.round_trips();
+        let checked = inner.link.table(batch.server()).map_err(|error| (0, error));
+        let posted = match checked.and_then(|table| batch.check(table, inner.link.capabilities())) {
+            Ok(()) => {
+                batch.count(&mut self.stats.borrow_mut());
+                inner.link.post(batch, &inner.pool)
+            }
+            Err((at, error)) => return Ticket::refused(self, BatchFailure::refused(error, at, batch.len())),
+        };
+        Ticket { op: self, posted, round_trips, taken: false }
+    }
+
+    /// Submits a batch and waits for it.
+    #[inline]
+    pub async fn submit(&self, batch: Batch) -> BatchResult {
+        let result = match &self.endpoint.inner.link {
+            // Nothing is ever in flight: the ticket would only be carried about.
+            Link::Local(link) => self.execute(link, batch),
+            Link::Sim(_) => self.post(batch).await,
+        };
+        self.endpoint.breathe().await;
+        result
+    }
+
+    #[inline]
+    fn execute(&self, link: &LocalLink, batch: Batch) -> BatchResult {
+        let table = link.table(batch.server()).map_err(|error| (0, error));
+        if let Err((at, error)) = table.and_then(|table| batch.check(table, link.capabilities())) {
+            return Err(BatchFailure::refused(error, at, batch.len()));
+        }
+        {
+            let mut stats = self.stats.borrow_mut();
+            stats.round_trips += batch.round_trips();
+            batch.count(&mut stats);
+        }
+        link.execute(batch, &self.endpoint.inner.pool)
+    }
+
+    /// Submits batches together and waits for all: one round trip, however many servers. One result each, in order; a
+    /// dead server fails its own batch only.
+    pub async fn submit_all(&self, batches: impl IntoIterator<Item = Batch>) -> SmallVec<[BatchResult; 4]> {
+        let mut tickets: SmallVec<[Ticket<'_>; 4]> = batches.into_iter().map(|b| self.post(b)).collect();
+        let trips = tickets.iter().map(|t| t.round_trips).max().unwrap_or(0);
+        let mut results = SmallVec::new();
+        for ticket in &mut tickets {
+            ticket.round_trips = 0;
+            results.push((&mut *ticket).await);
+        }
+        self.stats.borrow_mut().round_trips += trips;
+        self.endpoint.breathe().await;
+        results
+    }
+
+    /// Reads many places at once, on any servers: one round trip. Buffers come back in the order asked for.
+    pub async fn read_many(&self, places: &[(GlobalAddr, usize)]) -> Result<Vec<Buf>, FabricError> {
+        let max = self.endpoint.capabilities().max_batch;
+        let mut batches: Vec<(Batch, Vec<usize>)> = Vec::new();
+        for (n, (addr, len)) in places.iter().enumerate() {
+            let fits =
+                |(batch, _): &&mut (Batch, Vec<usize>)| batch.server() == addr.server() && batch.len() < max;
+            if let Some((batch, wanted)) = batches.iter_mut().rev().find(fits) {
+                batch.read(*addr, *len);
+                wanted.push(n);
+            } else {
+                let mut batch = Batch::new(addr.server());
+                batch.read(*addr, *len);
+                batches.push((batch, vec![n]));
+            }
+        }
+        let (batches, wanted): (Vec<_>, Vec<_>) = batches.into_iter().unzip();
+        let results = self.submit_all(batches).await;
+        let mut bufs: Vec<Option<Buf>> = places.iter().map(|_| None).collect();
+        for (result, wanted) in results.into_iter().zip(wanted) {
+            let mut completed = result?;
+            for (verb, n) in wanted.into_iter().enumerate() {
+                bufs[n] = Some(completed.take(verb));
+            }
+        }
+        Ok(bufs.into_iter().flatten().collect())
+    }
+
+    /// READ of `len` bytes.
+    #[inline]
+    pub async fn read(&self, addr: GlobalAddr, len: usize) -> Result<Buf, FabricError> {
+        if let Link::Local(link) = &self.endpoint.inner.link {
+            let buf = link.read(addr, len, &self.endpoint.inner.pool)?;
+            self.count_one(|stats| {
+                stats.reads += 1;
+                stats.bytes_read += len as u64;
+            });
+            self.endpoint.breathe().await;
+            return Ok(buf);
+        }
+        let mut batch = Batch::new(addr.server());
+        let n = batch.read(addr, len);
+        Ok(self.submit(batch).await?.take(n))
+    }
+
+    /// READ of one aligned word.
+    #[inline]
+    pub async fn read_word(&self, addr: GlobalAddr) -> Result<u64, FabricError> {
+        if let Link::Local(link) = &self.endpoint.inner.link {
+            let word = link.read_word(addr)?;
+            self.count_one(|stats| {
+                stats.reads += 1;
+                stats.bytes_read += 8;
+            });
+            self.endpoint.breathe().await;
+            return Ok(word);
+        }
+        Ok(self.read(addr, 8).await?.word(0))
+    }
+
+    /// WRITE of a buffer.
+    pub async fn write(&self, addr: GlobalAddr, data: Buf) -> Result<(), FabricError> {
+        let mut batch = Batch::new(addr.server());
+        batch.write(addr, data);
+        self.submit(batch).await?;
+        Ok(())
+    }
+
+    /// WRITE of one word (aligned or not, it takes effect as rule 2 says).
+    #[inline]
+    pub async fn write_word(&self, addr: GlobalAddr, word: u64) -> Result<(), FabricError> {
+        if let (Link::Local(link), true) = (&self.endpoint.inner.link, addr.is_word_aligned()) {
+            link.write_word(addr, word)?;
+            self.count_one(|stats| {
+                stats.writes += 1;
+                stats.bytes_written += 8;
+            });
+            self.endpoint.breathe().await;
+            return Ok(());
+        }
+        let mut batch = Batch::new(addr.server());
+        batch.write_word(addr, word);
+        self.submit(batch).await?;
+        Ok(())
+    }
+
+    /// CAS; brings the word as it was, which equals `expected` exactly if the swap happened.
+    #[inline]
+    pub async fn cas(&self, addr: GlobalAddr, expected: u64, desired: u64) -> Result<u64, FabricError> {
+        if let Link::Local(link) = &self.endpoint.inner.link {
+            let before = link.cas(addr, expected, desired)?;
+            self.count_one(|stats| {
+                stats.atomics += 1;
+                stats.bytes_read += 8;
+                stats.bytes_written += 8;
+            });
+            self.endpoint.breathe().await;
+            return Ok(before);
+        }
+        let mut batch = Batch::new(addr.server());
+        let n = batch.cas(addr, expected, desired);
+        Ok(self.submit(batch).await?.previous(n))
+    }
+
+    /// FAA; brings the word as it was.
+    pub async fn faa(&self, addr: GlobalAddr, add: u64) -> Result<u64, FabricError> {
+        let mut batch = Batch::new(addr.server());
+        let n = batch.faa(addr, add);
+        Ok(self.submit(batch).await?.previous(n))
+    }
+
+    /// Prepares a call, which can then be sent as often as it takes: it runs at most once.
+    pub fn prepare_call(&self, target: Target, procedure: ProcedureId, request: Vec<u8>) -> PendingCall<'_> {
+        let mut calls = self.endpoint.inner.calls.borrow_mut();
+        let sequence = calls.next;
+        calls.next += 1;
+        calls.open.entry(target).or_default().insert(sequence);
+        PendingCall { op: self, target, procedure, sequence, request, sent: Cell::new(0) }
+    }
+
+    /// Calls and waits; without a reply it repeats the same call, a bounded number of times.
+    pub async fn call(
+        &self,
+        target: Target,
+        procedure: ProcedureId,
+        request: Vec<u8>,
+    ) -> Result<Vec<u8>, FabricError> {
+        let call = self.prepare_call(target, procedure, request);
+        for _ in 1..CALL_ATTEMPTS {
+            match call.send().await {
+                Err(CallError::Unknown) => {}
+                outcome => return outcome.map_err(FabricError::Call),
+            }
+        }
+        call.send().await.map_err(FabricError::Call)
+    }
+
+    /// Asks a memory server.
+    pub async fn control(&self, server: ServerId, request: &Request) -> Result<Reply, FabricError> {
+        let request = wire::encode(request);
+        let reply = self.call(Target::Server(server), ProcedureId::CONTROL, request).await;
+        let reply = reply.map_err(|error| match error.control() {
+            // About ourselves: we were fenced, and perhaps buried already.
+            Some(ControlError::SessionFenced { session } | ControlError::NoSuchSession { session })
+                if *session == self.endpoint.inner.session =>
+            {
+                FabricError::Fenced { session: *session }
+            }
+            _ => error,
+        })?;
+        wire::decode(&reply).map_err(|_| CallError::Malformed.into())
+    }
+
+    #[inline]
+    fn count_one(&self, count: impl FnOnce(&mut OpStats)) {
+        let mut stats = self.stats.borrow_mut();
+        stats.round_trips += 1;
+        count(&mut stats);
+    }
+}
+
+impl Drop for Op {
+    fn drop(&mut self) {
+        *self.endpoint.inner.totals.borrow_mut() += *self.stats.borrow();
+        self.endpoint.inner.pins.unpin(self.epoch);
+    }
+}
+
+impl fmt::Debug for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Op(epoch {}, {:?})", self.epoch, self.stats.borrow())
+    }
+}
+
+/// A batch under way. Awaiting it counts its round trips; dropping it detaches it.
+#[derive(Debug)]
+pub struct Ticket<'op> {
+    op: &'op Op,
+    posted: Posted,
+    round_trips: u64,
+    taken: bool,
+}
+
+impl<'op> Ticket<'op> {
+    fn refused(op: &'op Op, failure: Box<BatchFailure>) -> Self {
+        Self { op, posted: Posted::Ready(Err(failure)), round_trips: 0, taken: false }
+    }
+
+    /// The result, if it has come.
+    pub fn try_take(&mut self) -> Option<BatchResult> {
+        match Pin::new(self).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(result) => Some(result),
+            Poll::Pending => None,
+        }
+    }
+}
+
+impl Future for Ticket<'_> {
+    type Output = BatchResult;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<BatchResult> {
+        match Pin::new(&mut self.posted).poll(context) {
+            Poll::Ready(result) => {
+                self.taken = true;
+                self.op.endpoint.hold_if_unknown(&result, self.op.epoch);
+                self.op.stats.borrow_mut().round_trips += self.round_trips;
+                Poll::Ready(result)
+            }
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        if self.taken {
+            return;
+        }
+        let endpoint = &self.op.endpoint;
+        match std::mem::replace(&mut self.posted, Posted::Taken) {
+            Posted::Ready(result) => endpoint.hold_if_unknown(&result, self.op.epoch),
+            posted => {
+                endpoint.inner.pins.pin(self.op.epoch);
+                endpoint.inner.orphans.borrow_mut().push((posted, self.op.epoch));
+            }
+        }
+    }
+}
+
+/// A call with its name: sending it again is the same call.
+#[derive(Debug)]
+pub struct PendingCall<'op> {
+    op: &'op Op,
+    target: Target,
+    procedure: ProcedureId,
+    sequence: u64,
+    request: Vec<u8>,
+    sent: Cell<u32>,
+}
+
+impl PendingCall<'_> {
+    /// Sends it and waits for the reply.
+    pub async fn send(&self) -> crate::call::CallOutcome {
+        let inner = &self.op.endpoint.inner;
+        let acknowledged_below = {
+            let calls = inner.calls.borrow();
+            let oldest = calls.open.get(&self.target).and_then(|open| open.first().copied());
+            oldest.unwrap_or(self.sequence)
+        };
+        let (session, term, endpoint) = (inner.session, inner.term, inner.number);
+        let id = CallId { session, term, endpoint, sequence: self.sequence };
+        let (procedure, request) = (self.procedure, self.request.clone());
+        {
+            let mut stats = self.op.stats.borrow_mut();
+            stats.bytes_written += request.len() as u64;
+            if self.sent.get() == 0 {
+                stats.calls += 1;
+                stats.round_trips += 1;
+            } else {
+                stats.retries += 1;
+            }
+        }
+        self.sent.set(self.sent.get() + 1);
+        let outcome = inner.link.call(self.target, Call { id, acknowledged_below, procedure, request }).await;
+        if let Ok(reply) = &outcome {
+            self.op.stats.borrow_mut().bytes_read += reply.len() as u64;
+        }
+        outcome
+    }
+}
+
+impl Drop for PendingCall<'_> {
+    fn drop(&mut self) {
+        let mut calls = self.op.endpoint.inner.calls.borrow_mut();
+        if let Some(open) = calls.open.get_mut(&self.target) {
+            open.remove(&self.sequence);
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! One-sided verbs on far memory.
+//!
+//! Compute servers run the index, memory servers hold the bytes, and between them there are only READs, WRITEs, atomics
+//! and the occasional call. This crate is that boundary: addresses and verbs, ordered batches with the round trips they
+//! cost, buffers, an executor per thread, sessions and epochs, and the transports. The contract that all of it keeps
+//! stands in [`transport`]; start there.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`addr`], [`region`] | where bytes are, and who may touch them |
+//! | [`verb`], [`buf`], [`stats`], [`caps`] | verbs, ordered batches, their buffers, counts and limits |
+//! | [`endpoint`] | the client thread's access to everything outside: verbs, calls, time, randomness, tasks |
+//! | [`session`], `pins` | leases, fencing, epochs, flushes: when memory may be reused |
+//! | [`call`], [`procedure`], [`control`], [`wire`] | the two-sided path, and what memory servers are asked |
+//! | [`server`] | what a transport and a memory server's logic need of each other |
+//! | [`transport`] | the contract, the conformance suite, `local`, `sim` |
+//! | [`exec`], [`clock`], [`marks`] | tasks, time, coverage marks |
+//! | [`mem`] | the audited copies of memory that others race on |
+
+pub mod addr;
+pub mod buf;
+pub mod call;
+pub mod caps;
+pub mod clock;
+pub mod control;
+pub mod endpoint;
+pub mod error;
+pub mod exec;
+pub mod marks;
+pub mod mem;
+mod pins;
+pub mod procedure;
+pub mod region;
+pub mod server;
+pub mod session;
+pub mod stats;
+pub mod transport;
+pub mod verb;
+pub mod wire;
+
+pub use addr::{GlobalAddr, PackedAddr, RegionId, ServerId, SessionId};
+pub use buf::{Buf, SharedBuf};
+pub use call::{CallError, Target};
+pub use caps::Capabilities;
+pub use endpoint::{Endpoint, Op};
+pub use error::FabricError;
+pub use exec::Executor;
+pub use session::{Session, SessionOptions};
+pub use stats::OpStats;
+pub use transport::Cluster;
+pub use verb::Batch;

@@ -1,0 +1,107 @@
+//! What a transport and a memory server's logic need of each other.
+//!
+//! The logic ([`ServerLogic`], implemented by the `memory` crate) decides; the transport carries out. So the same
+//! logic runs inside `local`, inside the simulator, and behind sockets, and none of it knows which.
+
+use crate::addr::{RegionId, SessionId};
+use crate::call::{Call, CallId, CallOutcome};
+use crate::clock::Nanos;
+use crate::procedure::Procedure;
+use crate::region::{Identity, Permissions, RegionSpec};
+use std::fmt;
+use std::sync::Arc;
+
+/// The server's own access to its regions, word by word. Clients may race with it: readers of what the server
+/// writes see words in any order, as with any other verb.
+pub trait ServerMemory {
+    /// The word at `offset` (a multiple of 8) of `region`.
+    fn load(&self, region: RegionId, offset: u64) -> u64;
+    /// Stores a word.
+    fn store(&self, region: RegionId, offset: u64, value: u64);
+}
+
+/// What the transport has to do, in order: an action is finished before the next one is begun.
+#[derive(Debug)]
+pub enum HostAction {
+    /// Accept verbs and calls of this session from now on, within `permissions`.
+    Admit {
+        /// The session.
+        session: SessionId,
+        /// Which holder of that number: connections of an earlier one stay closed.
+        term: u64,
+        /// What it may do.
+        permissions: Permissions,
+    },
+    /// Make sure that no verb of this session can land any more, and refuse it from now on.
+    Fence {
+        /// The session.
+        session: SessionId,
+    },
+    /// Answer a call.
+    Reply {
+        /// Which.
+        to: CallId,
+        /// With what.
+        outcome: CallOutcome,
+    },
+    /// Run a procedure beside the server's memory and report to [`ServerLogic::finished`].
+    Run {
+        /// For which call.
+        call: CallId,
+        /// What.
+        procedure: Arc<dyn Procedure>,
+        /// Its argument.
+        request: Vec<u8>,
+    },
+}
+
+/// Why a server does not start on the memory it was given.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The sizes do not work out.
+    Config(String),
+    /// The memory holds tables of another version.
+    FormatVersion {
+        /// The version found.
+        found: u32,
+        /// The version this code understands.
+        supported: u32,
+    },
+    /// The memory belongs to another pool or server, or has another shape.
+    Mismatch(String),
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Config(why) => write!(f, "the memory server cannot start: {why}"),
+            Self::FormatVersion { found, supported } => write!(
+                f,
+                "the memory holds format version {found}, this version of farwood understands {supported}; use the \
+                 version that wrote it, or give the server fresh memory"
+            ),
+            Self::Mismatch(what) => write!(f, "the memory is not this server's: {what}; check the path"),
+        }
+    }
+}
+
+impl std::error::Error for StartError {}
+
+/// A memory server's logic. Calls may come from several threads; each is short.
+pub trait ServerLogic: Send + Sync + fmt::Debug {
+    /// The regions to map before [`ServerLogic::start`].
+    fn regions(&self) -> Vec<RegionSpec>;
+
+    /// Formats zeroed memory, or takes over tables that are there; says who the server is.
+    fn start(&self, memory: &dyn ServerMemory, now: Nanos) -> Result<Identity, StartError>;
+
+    /// A call arrived.
+    fn call(&self, memory: &dyn ServerMemory, call: Call, now: Nanos) -> Vec<HostAction>;
+
+    /// A procedure begun by [`HostAction::Run`] ended.
+    fn finished(&self, call: CallId, outcome: CallOutcome) -> Vec<HostAction>;
+
+    /// How many cores procedures may use.
+    fn cores(&self) -> usize;
+}

@@ -1,0 +1,378 @@
+//! A session: one compute server as its pool knows it, with a lease, epochs, and the duty to drop hints when asked.
+//!
+//! All endpoints (threads) of a compute server share one session, because they share its caches and hand its locks to
+//! each other. The session is what is fenced, and what owns chunks. Its number is used again when it has ended; its *term*
+//! is not (see [`crate::control`]).
+//!
+//! **Reclamation.** Two kinds of addresses outlive the moment at which they were read:
+//! - *pinned* ones, in operations under way. Whoever unlinks an object calls [`Session::retire_stamp`] afterwards and may
+//!   reuse the object once [`Session::is_safe`] says so: by then every operation that was under way anywhere at the
+//!   unlinking has ended, or its session was fenced.
+//! - *hints*, in caches, which may be hours old. Memory that changes its type (index, class) waits for a *flush*: every
+//!   session drops its hints ([`Session::on_flush`]) and lets the operations that may have used them end.
+//!
+//! **Why the stamp is safe.** The heartbeat that follows the unlinking brings epoch E. An operation that began before the
+//! unlinking carries an epoch the pool had by then, at most E. `safe > E` says that every session has published a pin above
+//! E, so no such operation is left; and a session that knows an epoch above E learned it after the unlinking, so what it
+//! begins now cannot find the object.
+
+use crate::addr::{GlobalAddr, ServerId, SessionId};
+use crate::clock::Nanos;
+use crate::control::{ChunkInfo, Epochs, Reply, Request, SessionInfo};
+use crate::endpoint::{Endpoint, Op};
+use crate::error::FabricError;
+use crate::exec::{Executor, lock};
+use crate::pins::{IDLE, PinSlot};
+use crate::transport::Cluster;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+/// How a session is opened.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct SessionOptions {
+    /// It may only READ.
+    pub read_only: bool,
+}
+
+/// One compute server's membership in a pool. Cheap to clone, usable from any thread.
+#[derive(Clone)]
+pub struct Session {
+    inner: Arc<Inner>,
+}
+
+type FlushHook = Arc<dyn Fn() + Send + Sync>;
+
+struct Inner {
+    cluster: Cluster,
+    id: SessionId,
+    term: u64,
+    lease_ns: Nanos,
+    journals: Vec<GlobalAddr>,
+    servers: Vec<ServerId>,
+    epoch: AtomicU64,
+    safe: AtomicU64,
+    /// Flushes up to this one are through everywhere.
+    flushed_through: AtomicU64,
+    fenced: AtomicBool,
+    closed: AtomicBool,
+    next_endpoint: AtomicU64,
+    pins: Mutex<Vec<Arc<PinSlot>>>,
+    flush: Mutex<Flush>,
+}
+
+#[derive(Default)]
+struct Flush {
+    /// Hints were dropped for this generation...
+    dropped: u64,
+    /// ...in this epoch: when all operations in flight are younger, the flush is done.
+    dropped_in: u64,
+    /// The last generation that is done.
+    done: u64,
+    hooks: Vec<FlushHook>,
+}
+
+/// When an object was unlinked, as far as reuse is concerned.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct RetireStamp(pub u64);
+
+/// What a dead session left behind.
+#[derive(Clone, Debug)]
+pub struct Estate {
+    /// Whose it was.
+    pub victim: SessionId,
+    /// Which holder of that number.
+    pub term: u64,
+    /// Its chunks, with the server they are on; they are nobody's now and serve again.
+    pub chunks: Vec<(ServerId, ChunkInfo)>,
+    /// Its journals: what it had unlinked but not freed, and what it was in the middle of.
+    pub journals: Vec<GlobalAddr>,
+}
+
+impl Session {
+    /// Opens a session on every server of the pool. Runs on the current thread's executor.
+    pub async fn open(cluster: &Cluster, options: SessionOptions) -> Result<Self, FabricError> {
+        let executor = Executor::current().ok_or(FabricError::NoExecutor)?;
+        let read_only = options.read_only;
+        let stranger = Endpoint::stranger(cluster.connect(SessionId::NONE, 0), &executor);
+        let request = Request::OpenSession { read_only };
+        let Reply::Session { session: id, term, lease_ns, journal, epochs } =
+            stranger.op().control(ServerId::COORDINATOR, &request).await?
+        else {
+            return Err(crate::call::CallError::Malformed.into());
+        };
+        let servers: Vec<_> = cluster.view().ids().collect();
+        let mut journals = vec![journal];
+        // From here on calls carry the session's number.
+        let member = Endpoint::near(cluster.connect(id, term), id, term, &executor);
+        for server in servers.iter().copied().filter(|s| *s != ServerId::COORDINATOR) {
+            match member.op().control(server, &Request::AttachSession { read_only, term }).await? {
+                Reply::Session { journal, .. } => journals.push(journal),
+                _ => return Err(crate::call::CallError::Malformed.into()),
+            }
+        }
+        let inner = Inner {
+            cluster: cluster.clone(),
+            id,
+            term,
+            lease_ns,
+            journals,
+            servers,
+            epoch: AtomicU64::new(epochs.epoch),
+            safe: AtomicU64::new(epochs.safe),
+            flushed_through: AtomicU64::new(epochs.flushed_through),
+            fenced: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            next_endpoint: AtomicU64::new(0),
+            pins: Mutex::default(),
+            flush: Mutex::new(Flush { dropped: epochs.flush, done: epochs.flush, ..Flush::default() }),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Its number.
+    pub fn id(&self) -> SessionId {
+        self.inner.id
+    }
+
+    /// Its term: unlike its number, nobody else's, ever.
+    pub fn term(&self) -> u64 {
+        self.inner.term
+    }
+
+    /// The pool it belongs to.
+    pub fn cluster(&self) -> &Cluster {
+        &self.inner.cluster
+    }
+
+    /// The pool's servers.
+    pub fn servers(&self) -> &[ServerId] {
+        &self.inner.servers
+    }
+
+    /// How long it lives without a heartbeat; 0: for ever.
+    pub fn lease_ns(&self) -> Nanos {
+        self.inner.lease_ns
+    }
+
+    /// Its journal on `server`: retire slots, then intents (see [`crate::control`]).
+    pub fn journal(&self, server: ServerId) -> Option<GlobalAddr> {
+        self.inner.journals.get(server.index()).copied()
+    }
+
+    /// An endpoint on this thread. Needs the thread's executor to be running.
+    pub fn endpoint(&self) -> Result<Endpoint, FabricError> {
+        let executor = Executor::current().ok_or(FabricError::NoExecutor)?;
+        let number = self.inner.next_endpoint.fetch_add(1, Ordering::Relaxed);
+        Ok(Endpoint::for_session(
+            self,
+            number,
+            self.inner.cluster.connect(self.inner.id, self.inner.term),
+            &executor,
+        ))
+    }
+
+    /// The epoch as far as this session knows.
+    #[inline]
+    pub fn epoch(&self) -> u64 {
+        self.inner.epoch.load(Ordering::SeqCst)
+    }
+
+    /// Whether the session is known to have been fenced.
+    pub fn is_fenced(&self) -> bool {
+        self.inner.fenced.load(Ordering::SeqCst)
+    }
+
+    /// Whether the session was closed from here.
+    pub fn is_closed(&self) -> bool {
+        self.inner.closed.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn register_pins(&self) -> Arc<PinSlot> {
+        let slot = Arc::new(PinSlot::new());
+        let mut pins = lock(&self.inner.pins);
+        // Endpoints that are gone and hold nothing are forgotten.
+        pins.retain(|slot| Arc::strong_count(slot) > 1 || slot.oldest() != IDLE);
+        pins.push(Arc::clone(&slot));
+        slot
+    }
+
+    /// Registers what to do when hints have to be dropped.
+    pub fn on_flush(&self, hook: impl Fn() + Send + Sync + 'static) {
+        lock(&self.inner.flush).hooks.push(Arc::new(hook));
+    }
+
+    /// Renews the lease, publishes the oldest pin, learns the epochs, drops hints if asked to.
+    pub async fn heartbeat(&self, endpoint: &Endpoint) -> Result<Epochs, FabricError> {
+        // Read before the pins: an operation that begins after this line pins at least this epoch.
+        let known = self.epoch();
+        let oldest = lock(&self.inner.pins).iter().map(|slot| slot.oldest()).min().unwrap_or(IDLE);
+        let oldest_pin = oldest.min(known);
+        let flushed = {
+            let mut flush = lock(&self.inner.flush);
+            if flush.done < flush.dropped && oldest_pin > flush.dropped_in {
+                flush.done = flush.dropped;
+            }
+            flush.done
+        };
+        let request = Request::Heartbeat { oldest_pin, flushed };
+        match endpoint.op().control(ServerId::COORDINATOR, &request).await {
+            Ok(Reply::Epochs { epochs }) => {
+                self.learn(epochs);
+                Ok(epochs)
+            }
+            Ok(_) => Err(crate::call::CallError::Malformed.into()),
+            Err(error) => {
+                if matches!(error, FabricError::Fenced { .. }) {
+                    self.inner.fenced.store(true, Ordering::SeqCst);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn learn(&self, epochs: Epochs) {
+        // Replies may overtake each other, so nothing goes back.
+        self.inner.epoch.fetch_max(epochs.epoch, Ordering::SeqCst);
+        self.inner.safe.fetch_max(epochs.safe, Ordering::SeqCst);
+        self.inner.flushed_through.fetch_max(epochs.flushed_through, Ordering::SeqCst);
+        let mut flush = lock(&self.inner.flush);
+        if epochs.flush > flush.dropped {
+            let hooks = flush.hooks.clone();
+            flush.dropped = epochs.flush;
+            for hook in hooks {
+                hook();
+            }
+            // Read after the hooks ran: operations that may hold a dropped hint pin at most this epoch.
+            flush.dropped_in = self.epoch();
+        }
+    }
+
+    /// Keeps the session alive from a task of `endpoint`, until it is closed or fenced. The endpoint's executor has to
+    /// run at least every third of a lease.
+    pub fn keep_alive(&self, endpoint: &Endpoint, every: Nanos) {
+        let (weak, endpoint) = (Arc::downgrade(&self.inner), endpoint.clone());
+        endpoint.clone().spawn(async move {
+            while let Some(session) = upgrade(&weak) {
+                if session.inner.closed.load(Ordering::SeqCst)
+                    || matches!(session.heartbeat(&endpoint).await, Err(FabricError::Fenced { .. }))
+                {
+                    return;
+                }
+                drop(session);
+                endpoint.sleep(every).await;
+            }
+        });
+    }
+
+    /// The stamp of everything unlinked before this call. One heartbeat, so stamp many objects at once.
+    pub async fn retire_stamp(&self, endpoint: &Endpoint) -> Result<RetireStamp, FabricError> {
+        self.heartbeat(endpoint).await.map(|epochs| RetireStamp(epochs.epoch))
+    }
+
+    /// Whether objects with this stamp may be reused, as far as this session knows.
+    pub fn is_safe(&self, stamp: RetireStamp) -> bool {
+        self.inner.safe.load(Ordering::SeqCst) > stamp.0
+    }
+
+    /// Every session has done the flushes up to this one.
+    pub fn flushed_through(&self) -> u64 {
+        self.inner.flushed_through.load(Ordering::SeqCst)
+    }
+
+    /// Asks all sessions to drop their hints; returns the flush to wait for.
+    pub async fn request_flush(&self, op: &Op) -> Result<u64, FabricError> {
+        match op.control(ServerId::COORDINATOR, &Request::RequestFlush {}).await? {
+            Reply::Epochs { epochs } => {
+                self.learn(epochs);
+                Ok(epochs.flush)
+            }
+            _ => Err(crate::call::CallError::Malformed.into()),
+        }
+    }
+
+    /// All sessions of the pool.
+    pub async fn list(&self, op: &Op) -> Result<Vec<SessionInfo>, FabricError> {
+        match op.control(ServerId::COORDINATOR, &Request::ListSessions {}).await? {
+            Reply::Sessions { sessions } => Ok(sessions),
+            _ => Err(crate::call::CallError::Malformed.into()),
+        }
+    }
+
+    /// Fences `victim` on every server: when this returns, none of its verbs can land any more. Refused while its lease
+    /// runs, unless forced. Anybody may repeat it; it is then already done. Whoever gets the number next is not touched: all
+    /// steps are about the term that the first one found.
+    pub async fn fence(&self, op: &Op, victim: SessionId, force: bool) -> Result<(), FabricError> {
+        let begin = Request::BeginFence { victim, force };
+        let term = term_of(&op.control(ServerId::COORDINATOR, &begin).await?)?;
+        for server in self.others() {
+            op.control(server, &Request::Fence { victim, term }).await?;
+        }
+        op.control(ServerId::COORDINATOR, &Request::CompleteFence { victim, term }).await?;
+        Ok(())
+    }
+
+    /// Takes on the clean-up after a fenced session: its chunks become nobody's and are listed. The caller deals with the
+    /// journals and the locks, then calls [`Session::finish_adoption`].
+    pub async fn adopt(&self, op: &Op, victim: SessionId) -> Result<Estate, FabricError> {
+        let term = term_of(&op.control(ServerId::COORDINATOR, &Request::BeginAdopt { victim }).await?)?;
+        let mut estate = Estate { victim, term, chunks: Vec::new(), journals: Vec::new() };
+        for server in self.inner.servers.iter().copied() {
+            let Reply::Adopted { chunks, journal } =
+                op.control(server, &Request::AdoptChunks { victim, term }).await?
+            else {
+                return Err(crate::call::CallError::Malformed.into());
+            };
+            estate.chunks.extend(chunks.into_iter().map(|chunk| (server, chunk)));
+            estate.journals.push(journal);
+        }
+        Ok(estate)
+    }
+
+    /// Ends an adoption: the journals are cleared and the victim's number may be used again.
+    pub async fn finish_adoption(&self, op: &Op, estate: &Estate) -> Result<(), FabricError> {
+        let Estate { victim, term, .. } = *estate;
+        // The coordinator last: only then can the number come back.
+        for server in self.others().chain([ServerId::COORDINATOR]) {
+            op.control(server, &Request::FinishAdopt { victim, term }).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends the session: no lock is held, nothing is in flight. Its chunks become nobody's. Where it is not
+    /// known any more, it has been ended before.
+    pub async fn close(self, endpoint: &Endpoint) -> Result<(), FabricError> {
+        self.inner.closed.store(true, Ordering::SeqCst);
+        let op = endpoint.op();
+        for server in self.others().chain([ServerId::COORDINATOR]) {
+            match op.control(server, &Request::CloseSession {}).await {
+                // Closed already, by a call whose reply was lost; or fenced, and then others clean up.
+                Ok(_) | Err(FabricError::Fenced { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn others(&self) -> impl Iterator<Item = ServerId> {
+        self.inner.servers.iter().copied().filter(|s| *s != ServerId::COORDINATOR)
+    }
+}
+
+/// The victim's term, which the first step of a fence or an adoption answers with.
+fn term_of(reply: &Reply) -> Result<u64, FabricError> {
+    match *reply {
+        Reply::Victim { term } => Ok(term),
+        _ => Err(crate::call::CallError::Malformed.into()),
+    }
+}
+
+fn upgrade(weak: &Weak<Inner>) -> Option<Session> {
+    weak.upgrade().map(|inner| Session { inner })
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Session({})", self.inner.id)
+    }
+}

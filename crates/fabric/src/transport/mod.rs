@@ -1,0 +1,328 @@
+//! Transports, and the contract that every one of them keeps.
+//!
+//! # The contract
+//!
+//! The weakest one that RDMA, shared memory, TCP and the simulator all keep. Engines rely on this and on nothing more;
+//! [`conformance`] runs it against every transport.
+//!
+//! 1. **Addresses.** A [`GlobalAddr`](crate::addr::GlobalAddr) names server, region and offset. A server number is
+//!    logical and looked up in a [`View`]. Region 0 is main memory, 1 lock memory, 2 the server's tables (clients read
+//!    only), 3 the board (anchors and journals).
+//! 2. **Atomicity.** Only aligned 8-byte words are atomic; the part of a WRITE that lies in one word is atomic and touches
+//!    only its own bytes. Words and lines of one READ or WRITE take effect in any order, interleaved with everybody else's
+//!    verbs. More than that is a capability ([`Capabilities`]), declared after a litmus test.
+//! 3. **Ordered batches.** Order exists only within one batch, across the regions of its server, and it is an order of
+//!    *effects*. Free, one round trip for the whole batch: WRITE then anything, atomic then READ, READ then READ
+//!    (`ordered_reads`). READ or atomic followed by WRITE or atomic is legal, needs a fence, and costs one more round trip
+//!    on every transport. Two batches have no order, not even to one server. A CAS that does not match is a completed verb,
+//!    and what follows still executes: only harmless verbs belong behind it. A verb *error* ends its batch.
+//! 4. **Atomics** (CAS, masked CAS, FAA) are atomic among themselves and with nothing else: a plain WRITE racing with an
+//!    atomic on its word may be lost or may be overwritten. Locks that share a word with others are released by atomics
+//!    only. There is one atomic domain per region; procedures on the memory server are in it.
+//! 5. **Outcome.** A completed verb has taken effect and is visible to everybody, to procedures on the server too. A failed
+//!    or timed-out verb is *unknown* and may still take effect until its connection, or its session, is **fenced**: after
+//!    that none of its verbs can land. `reconnect` fences the old connection before it opens the new one. Locks are stolen,
+//!    memory is reused and epochs advance past a session only after it is fenced on every server.
+//! 6. **Checks.** Bounds, region, alignment and permission are checked against the region table before a batch is posted:
+//!    a typed error for that verb, the other verbs of the batch are `NotExecuted`, nothing is touched. A server that
+//!    checks again and refuses makes it a session error: verbs in flight become unknown.
+//! 7. **Capabilities** are asked, not guessed. Relaxed ordering is off everywhere.
+//!
+//! # What a transport supplies
+//!
+//! A `Link`, one per endpoint, with `post` (a checked batch), `call`, `reconnect`, `serve` (calls to this session) and
+//! `reply`; on the memory server's side it maps the regions that a [`ServerLogic`](crate::server::ServerLogic) asks for,
+//! hands it the calls, and carries out its [`HostAction`](crate::server::HostAction)s.
+
+pub mod conformance;
+pub mod local;
+pub mod sim;
+
+use crate::addr::{ServerId, SessionId};
+use crate::buf::BufPool;
+use crate::call::{Call, CallId, CallOutcome, Target};
+use crate::caps::Capabilities;
+use crate::error::FabricError;
+use crate::region::{Identity, RegionTable};
+use crate::verb::{Batch, BatchResult};
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+/// Which server answers to which number.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// Grows with every change.
+    pub number: u64,
+    /// The servers, by number.
+    pub servers: Vec<Identity>,
+}
+
+impl View {
+    /// The view of these servers, in whatever order they were found: all of one pool, each once, none missing.
+    pub fn new(mut servers: Vec<Identity>) -> Result<Self, FabricError> {
+        let wrong = |why: String| Err(FabricError::WrongServer { why });
+        let Some(first) = servers.first() else { return wrong("a pool has at least one server".into()) };
+        let (pool, count, format) = (first.pool, first.servers, first.format);
+        for server in &servers {
+            if server.pool != pool {
+                return Err(FabricError::WrongPool { ours: pool, theirs: server.pool });
+            }
+            if server.format != format || server.servers != count {
+                return wrong(format!(
+                    "server {} was set up with other settings than the rest",
+                    server.server
+                ));
+            }
+        }
+        servers.sort_by_key(|s| s.server);
+        for (n, server) in servers.iter().enumerate() {
+            if server.server.index() > n {
+                return wrong(format!("server m{n} of the pool is missing"));
+            }
+            if server.server.index() < n {
+                return wrong(format!("server {} is named twice", server.server));
+            }
+        }
+        if servers.len() != usize::from(count) {
+            return wrong(format!("the pool has {count} servers, {} were named", servers.len()));
+        }
+        Ok(Self { number: 1, servers })
+    }
+
+    /// The numbers of all servers.
+    pub fn ids(&self) -> impl Iterator<Item = ServerId> + use<> {
+        self.servers.iter().map(|s| s.server).collect::<Vec<_>>().into_iter()
+    }
+}
+
+/// A way to a pool's memory servers. Cheap to clone, usable from any thread.
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    pub(crate) way: Way,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Way {
+    Local(Arc<local::LocalCluster>),
+    Sim(sim::SimCluster),
+}
+
+impl Cluster {
+    /// Which servers there are.
+    pub fn view(&self) -> View {
+        match &self.way {
+            Way::Local(cluster) => cluster.view().clone(),
+            Way::Sim(cluster) => cluster.view(),
+        }
+    }
+
+    /// What the transport can do.
+    pub fn capabilities(&self) -> Capabilities {
+        match &self.way {
+            Way::Local(cluster) => cluster.capabilities(),
+            Way::Sim(cluster) => cluster.capabilities(),
+        }
+    }
+
+    /// Connects an endpoint of `session` (nobody's: one that may only call) to all servers.
+    pub(crate) fn connect(&self, session: SessionId, term: u64) -> Link {
+        match &self.way {
+            Way::Local(cluster) => Link::Local(cluster.connect(session, term)),
+            Way::Sim(cluster) => Link::Sim(cluster.connect(session, term)),
+        }
+    }
+}
+
+/// An endpoint's connections.
+#[derive(Debug)]
+pub(crate) enum Link {
+    Local(local::LocalLink),
+    Sim(sim::SimLink),
+}
+
+impl Link {
+    pub(crate) fn capabilities(&self) -> &Capabilities {
+        match self {
+            Self::Local(link) => link.capabilities(),
+            Self::Sim(link) => link.capabilities(),
+        }
+    }
+
+    /// The regions that this endpoint may use on `server`.
+    pub(crate) fn table(&self, server: ServerId) -> Result<&RegionTable, FabricError> {
+        match self {
+            Self::Local(link) => link.table(server),
+            Self::Sim(link) => link.table(server),
+        }
+    }
+
+    /// Posts a batch that has been checked.
+    pub(crate) fn post(&self, batch: Batch, pool: &BufPool) -> Posted {
+        match self {
+            Self::Local(link) => Posted::Ready(link.execute(batch, pool)),
+            Self::Sim(link) => Posted::Sim(link.post(batch, pool)),
+        }
+    }
+
+    /// Sends a call and waits for its reply.
+    pub(crate) async fn call(&self, target: Target, call: Call) -> CallOutcome {
+        match self {
+            Self::Local(link) => link.call(target, call).await,
+            Self::Sim(link) => link.call(target, call).await,
+        }
+    }
+
+    /// Fences the connection to `server` and opens a new one.
+    pub(crate) async fn reconnect(&self, server: ServerId) -> Result<(), FabricError> {
+        match self {
+            Self::Local(link) => link.reconnect(server),
+            Self::Sim(link) => link.reconnect(server).await,
+        }
+    }
+
+    /// Where calls to this endpoint's session arrive from now on.
+    pub(crate) fn serve(&self) -> Arc<Inbox> {
+        match self {
+            Self::Local(link) => link.serve(),
+            Self::Sim(link) => link.serve(),
+        }
+    }
+
+    /// Answers a call that arrived at the inbox.
+    pub(crate) fn reply(&self, to: CallId, outcome: CallOutcome) {
+        match self {
+            Self::Local(link) => link.reply(to, outcome),
+            Self::Sim(link) => link.reply(to, outcome),
+        }
+    }
+}
+
+/// A batch under way. Dropping it detaches: the verbs complete, their results go nowhere.
+pub(crate) enum Posted {
+    Ready(BatchResult),
+    Sim(sim::SimTicket),
+    Taken,
+}
+
+impl Future for Posted {
+    type Output = BatchResult;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<BatchResult> {
+        match std::mem::replace(&mut *self, Self::Taken) {
+            Self::Ready(result) => Poll::Ready(result),
+            Self::Sim(mut ticket) => match ticket.poll(context) {
+                Poll::Ready(result) => Poll::Ready(result),
+                Poll::Pending => {
+                    *self = Self::Sim(ticket);
+                    Poll::Pending
+                }
+            },
+            Self::Taken => Poll::Pending,
+        }
+    }
+}
+
+impl fmt::Debug for Posted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ready(_) => "Posted(ready)",
+            Self::Sim(_) => "Posted(in flight)",
+            Self::Taken => "Posted(taken)",
+        })
+    }
+}
+
+/// Calls that have arrived for a session and wait to be run by it.
+#[derive(Default, Debug)]
+pub(crate) struct Inbox {
+    state: Mutex<(VecDeque<Call>, Option<Waker>)>,
+}
+
+impl Inbox {
+    pub(crate) fn push(&self, call: Call) {
+        let mut state = crate::exec::lock(&self.state);
+        state.0.push_back(call);
+        if let Some(waker) = state.1.take() {
+            waker.wake();
+        }
+    }
+
+    pub(crate) async fn next(&self) -> Call {
+        std::future::poll_fn(|context| {
+            let mut state = crate::exec::lock(&self.state);
+            if let Some(call) = state.0.pop_front() {
+                return Poll::Ready(call);
+            }
+            state.1 = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+/// Where the reply to a call arrives, from whatever thread.
+#[derive(Default, Debug)]
+pub(crate) struct ReplySlot {
+    state: Mutex<(Option<CallOutcome>, Option<Waker>)>,
+}
+
+impl ReplySlot {
+    pub(crate) fn set(&self, outcome: CallOutcome) {
+        let mut state = crate::exec::lock(&self.state);
+        // The first outcome counts: a time-out that was reported is not taken back by a late reply.
+        if state.0.is_none() {
+            state.0 = Some(outcome);
+        }
+        if let Some(waker) = state.1.take() {
+            waker.wake();
+        }
+    }
+
+    pub(crate) async fn wait(&self) -> CallOutcome {
+        std::future::poll_fn(|context| {
+            let mut state = crate::exec::lock(&self.state);
+            if let Some(outcome) = state.0.take() {
+                return Poll::Ready(outcome);
+            }
+            state.1 = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::PoolId;
+
+    fn identity(pool: u128, server: u16, servers: u16) -> Identity {
+        let (pool, server) = (PoolId(pool), ServerId::new(server));
+        Identity { pool, server, servers, incarnation: 1, format: 1, chunk_bytes: 4096, regions: vec![] }
+    }
+
+    #[test]
+    fn the_order_of_servers_means_nothing() {
+        let view = View::new(vec![identity(1, 2, 3), identity(1, 0, 3), identity(1, 1, 3)]).unwrap();
+        assert_eq!(view.ids().map(ServerId::get).collect::<Vec<_>>(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn strangers_doubles_and_gaps_are_refused() {
+        let strangers = View::new(vec![identity(1, 0, 2), identity(2, 1, 2)]);
+        assert!(matches!(strangers, Err(FabricError::WrongPool { .. })));
+        for wrong in [
+            vec![],
+            vec![identity(1, 0, 2)],
+            vec![identity(1, 0, 2), identity(1, 0, 2)],
+            vec![identity(1, 0, 2), identity(1, 2, 2)],
+            vec![identity(1, 0, 2), identity(1, 1, 3)],
+        ] {
+            assert!(matches!(View::new(wrong.clone()), Err(FabricError::WrongServer { .. })), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,595 @@
+//! Transport `sim`: a whole world in virtual time, on one thread, from one seed.
+//!
+//! The same code that runs on real transports runs here, under an adversary that does whatever the contract allows: verbs
+//! take effect in windows of time and tear where somebody could notice, batches overtake each other, processes die, pause
+//! and come back, completions get lost and their effects come late, servers slow down and vanish, clocks drift. A seed
+//! replays exactly; [`SimReport::trace_hash`] proves it.
+//!
+//! - [`Sim`] owns the tasks and drives them: it polls a random ready task, and when none is ready lets the next event happen.
+//! - `world` holds servers, flights and events; `tear` cuts verbs to pieces; `memory` holds the bytes; [`faults`] is what
+//!   goes wrong, as data.
+
+pub mod faults;
+mod memory;
+mod tear;
+mod world;
+
+pub use faults::{BadPlan, Fault, FaultPlan};
+pub use world::SimCounts;
+
+use super::{Cluster, Inbox, Link, ReplySlot, View, Way};
+use crate::addr::{ServerId, SessionId};
+use crate::buf::BufPool;
+use crate::call::{Call, CallId, CallOutcome, Target};
+use crate::caps::Capabilities;
+use crate::clock::{MICROSECOND, MILLISECOND, Nanos, SECOND};
+use crate::endpoint::{ClockSkew, Endpoint};
+use crate::error::FabricError;
+use crate::exec::{DRIVER, Executor, GroupId, JoinHandle, lock};
+use crate::procedure::{Procedure, ProcedureContext};
+use crate::region::RegionTable;
+use crate::server::{ServerLogic, StartError};
+use crate::verb::{Batch, BatchFailure, BatchResult, Completed, Landing, Output, Source, Verb, VerbOutcome};
+use smallvec::SmallVec;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use world::{Action, Landed, SimServer, SimVerb, SimVerbs, World, server_group};
+
+/// How long messages take, at random.
+#[derive(Clone, Copy, Debug)]
+pub struct Latency {
+    /// At least, one way.
+    pub min_ns: Nanos,
+    /// Usually at most.
+    pub max_ns: Nanos,
+    /// One in so many takes longer; 0: none does.
+    pub tail_one_in: u32,
+    /// By up to this much.
+    pub tail_ns: Nanos,
+    /// Between a server and its own memory.
+    pub near_ns: Nanos,
+}
+
+/// Mistakes of the transport itself, which the harness must catch: they test the test.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Sabotage {
+    /// `reconnect` opens a new connection while verbs of the old one can still land.
+    pub reconnect_without_fence: bool,
+}
+
+/// What kind of world it is.
+#[derive(Clone, Debug)]
+pub struct SimConfig {
+    /// Everything random comes from it.
+    pub seed: u64,
+    /// Whether verbs tear. Without, each takes effect in one instant, which is faster.
+    pub tear: bool,
+    /// How long the effects of one verb may spread.
+    pub window_ns: Nanos,
+    /// How long messages take.
+    pub latency: Latency,
+    /// When a client gives up on a completion or a reply.
+    pub timeout_ns: Nanos,
+    /// How late effects of the dead may be.
+    pub late_ns: Nanos,
+    /// What the transport claims; the adversary respects it and nothing more.
+    pub capabilities: Capabilities,
+    /// A world that does more than this is stuck.
+    pub max_events: u64,
+    /// A world that lasts longer than this is stuck.
+    pub max_virtual_ns: Nanos,
+    /// Mistakes to be caught.
+    pub sabotage: Sabotage,
+}
+
+impl SimConfig {
+    /// The adversary at full strength.
+    pub fn adversarial(seed: u64) -> Self {
+        Self {
+            seed,
+            tear: true,
+            window_ns: 2 * MICROSECOND,
+            latency: Latency {
+                min_ns: 300,
+                max_ns: 2500,
+                tail_one_in: 50,
+                tail_ns: 30 * MICROSECOND,
+                near_ns: 80,
+            },
+            timeout_ns: 200 * MICROSECOND,
+            late_ns: 3 * MILLISECOND,
+            capabilities: Capabilities {
+                masked_cas: true,
+                lock_memory_bytes: 0,
+                line_atomic: false,
+                ordered_lines_bytes: 0,
+                ordered_reads: true,
+                max_batch: 64,
+                session_calls: true,
+            },
+            max_events: 200_000_000,
+            max_virtual_ns: 1000 * SECOND,
+            sabotage: Sabotage::default(),
+        }
+    }
+}
+
+/// Why a world stopped before its main task ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum SimStop {
+    /// Nothing can happen any more, and tasks still wait.
+    Deadlock {
+        /// When.
+        at_ns: Nanos,
+        /// How many tasks.
+        tasks: usize,
+    },
+    /// More events than [`SimConfig::max_events`]: somebody spins.
+    TooManyEvents {
+        /// When.
+        at_ns: Nanos,
+    },
+    /// More time than [`SimConfig::max_virtual_ns`].
+    TooLong,
+    /// The main task was ended.
+    MainKilled,
+}
+
+impl fmt::Display for SimStop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Deadlock { at_ns, tasks } => {
+                write!(f, "deadlock at {at_ns} ns: {tasks} tasks wait for ever")
+            }
+            Self::TooManyEvents { at_ns } => write!(f, "too many events at {at_ns} ns: somebody spins"),
+            Self::TooLong => f.write_str("the world lasted too long"),
+            Self::MainKilled => f.write_str("the main task was ended"),
+        }
+    }
+}
+
+impl std::error::Error for SimStop {}
+
+/// What a world did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SimReport {
+    /// The same for the same seed, and for no other.
+    pub trace_hash: u64,
+    /// How long it lasted.
+    pub virtual_ns: Nanos,
+    /// What happened.
+    pub counts: SimCounts,
+}
+
+/// What the world asks of its runner.
+pub(super) enum Order {
+    Kill(GroupId),
+    Pause(GroupId),
+    Resume(GroupId),
+    Run { server: usize, call: CallId, procedure: Arc<dyn Procedure>, request: Vec<u8> },
+}
+
+/// A simulated world and its tasks. Clones are the same world.
+#[derive(Clone)]
+pub struct Sim {
+    inner: Rc<SimInner>,
+}
+
+struct SimInner {
+    executor: Executor,
+    cluster: SimCluster,
+    clients: Cell<u32>,
+    choices: RefCell<fastrand::Rng>,
+}
+
+impl Drop for SimInner {
+    fn drop(&mut self) {
+        // Tasks hold endpoints, which hold the executor, which holds the tasks.
+        self.executor.clear();
+    }
+}
+
+impl Sim {
+    /// A world with these servers, in which these faults happen.
+    pub fn new(
+        mut config: SimConfig,
+        plan: FaultPlan,
+        logics: Vec<Arc<dyn ServerLogic>>,
+    ) -> Result<Self, StartError> {
+        let mut servers = Vec::new();
+        for logic in logics {
+            let mut server = SimServer::new(logic);
+            let identity = server.start()?;
+            servers.push((identity, server));
+        }
+        servers.sort_by_key(|(identity, _)| identity.server);
+        let (identities, servers): (Vec<_>, Vec<_>) = servers.into_iter().unzip();
+        let view = View::new(identities).map_err(|error| StartError::Mismatch(error.to_string()))?;
+        let locks = |server: &SimServer| server.table.get(crate::addr::RegionId::LOCK).map(|spec| spec.bytes);
+        config.capabilities.lock_memory_bytes = servers.iter().filter_map(locks).min().unwrap_or(0);
+        let (seed, capabilities) = (config.seed, config.capabilities);
+        let ordered = Arc::<AtomicBool>::default();
+        let world = World::new(config, plan, servers, view, Arc::clone(&ordered));
+        let cluster = SimCluster { world: Arc::new(Mutex::new(world)), ordered, capabilities };
+        Ok(Self {
+            inner: Rc::new(SimInner {
+                executor: Executor::with_virtual_time(seed ^ 0x5bd1_e995),
+                cluster,
+                clients: Cell::new(0),
+                choices: RefCell::new(fastrand::Rng::with_seed(seed.rotate_left(32) ^ 0x9e37_79b9)),
+            }),
+        })
+    }
+
+    /// The way to the world's servers.
+    pub fn cluster(&self) -> Cluster {
+        Cluster { way: Way::Sim(self.inner.cluster.clone()) }
+    }
+
+    /// Starts a client: a process of its own, which faults can name by its number (0, 1, ...).
+    pub fn spawn_client<T: 'static>(&self, task: impl Future<Output = T> + 'static) -> JoinHandle<T> {
+        let client = self.inner.clients.get();
+        self.inner.clients.set(client + 1);
+        self.inner.executor.spawn_in(client + 1, task)
+    }
+
+    /// True time in the world.
+    pub fn now(&self) -> Nanos {
+        self.inner.executor.now()
+    }
+
+    /// Waits, in true time.
+    pub async fn sleep(&self, span: Nanos) {
+        self.inner.executor.sleep_until(self.now() + span).await;
+    }
+
+    /// Runs the world until `main` (the test driver, which no fault touches) has ended.
+    pub fn run<T: 'static>(&self, main: impl Future<Output = T> + 'static) -> Result<T, SimStop> {
+        let executor = &self.inner.executor;
+        let result = Rc::new(RefCell::new(None));
+        let out = Rc::clone(&result);
+        let main = executor.spawn_in(DRIVER, main);
+        executor.spawn_in(DRIVER, async move {
+            let ended = main.await;
+            *out.borrow_mut() = Some(ended);
+        });
+        executor.within(|| {
+            loop {
+                // Fault orders come out of polls, and are carried out before the next one.
+                while executor.poll_one(|ready| self.inner.choices.borrow_mut().usize(0..ready)) {
+                    self.carry_out_orders();
+                }
+                if let Some(ended) = result.borrow_mut().take() {
+                    return ended.map_err(|_| SimStop::MainKilled);
+                }
+                self.advance()?;
+                self.carry_out_orders();
+            }
+        })
+    }
+
+    /// What has happened so far.
+    pub fn report(&self) -> SimReport {
+        let world = lock(&self.inner.cluster.world);
+        SimReport { trace_hash: world.trace_hash(), virtual_ns: world.now, counts: world.counts }
+    }
+
+    /// Lets the next timer or event happen.
+    fn advance(&self) -> Result<(), SimStop> {
+        let executor = &self.inner.executor;
+        let mut world = lock(&self.inner.cluster.world);
+        let (timer, event) = (executor.next_timer(), world.next_event());
+        let at = match (timer, event) {
+            (Some(timer), Some(event)) => timer.min(event),
+            (Some(at), None) | (None, Some(at)) => at,
+            (None, None) => return Err(SimStop::Deadlock { at_ns: world.now, tasks: executor.tasks() }),
+        };
+        if at > world.config.max_virtual_ns {
+            return Err(SimStop::TooLong);
+        }
+        if world.counts.events > world.config.max_events {
+            return Err(SimStop::TooManyEvents { at_ns: at });
+        }
+        executor.set_now(at);
+        if event == Some(at) {
+            world.step();
+        } else {
+            world.now = at;
+            drop(world);
+            executor.fire_timers();
+        }
+        Ok(())
+    }
+
+    fn carry_out_orders(&self) {
+        let cluster = &self.inner.cluster;
+        if !cluster.ordered.load(Ordering::Relaxed) {
+            return;
+        }
+        cluster.ordered.store(false, Ordering::Relaxed);
+        let orders = std::mem::take(&mut lock(&cluster.world).orders);
+        let executor = &self.inner.executor;
+        for order in orders {
+            match order {
+                Order::Kill(group) => executor.kill_group(group),
+                Order::Pause(group) => executor.pause_group(group),
+                Order::Resume(group) => executor.resume_group(group),
+                Order::Run { server, call, procedure, request } => {
+                    let link = Link::Sim(cluster.connect_near(server, call));
+                    let endpoint = Endpoint::near(link, call.session, call.term, executor);
+                    let context = ProcedureContext { endpoint, caller: call.session };
+                    let world = Arc::clone(&cluster.world);
+                    let running = procedure.run(context, request);
+                    executor.spawn_in(server_group(server), async move {
+                        let outcome = running.await;
+                        lock(&world).procedure_finished(server, call, outcome);
+                    });
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Sim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sim(at {} ns)", self.now())
+    }
+}
+
+/// The way to a world's servers.
+#[derive(Clone)]
+pub(crate) struct SimCluster {
+    world: Arc<Mutex<World>>,
+    /// Whether the world has orders for its runner, so that looking costs no lock.
+    ordered: Arc<AtomicBool>,
+    capabilities: Capabilities,
+}
+
+impl SimCluster {
+    pub(super) fn view(&self) -> View {
+        lock(&self.world).view.clone()
+    }
+
+    pub(super) fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    pub(super) fn connect(&self, session: SessionId, term: u64) -> SimLink {
+        let group = Executor::current().map_or(DRIVER, |executor| executor.group());
+        let mut world = lock(&self.world);
+        let routes =
+            (0..world.servers.len()).map(|n| Some(world.connect((session, term), group, n, false))).collect();
+        drop(world);
+        SimLink { cluster: self.clone(), session, group, routes }
+    }
+
+    /// The link of a procedure on `server`, in its caller's name.
+    fn connect_near(&self, server: usize, call: CallId) -> SimLink {
+        let group = server_group(server);
+        let mut world = lock(&self.world);
+        let count = world.servers.len();
+        let connect = |n| (n == server).then(|| world.connect((call.session, call.term), group, n, true));
+        let routes = (0..count).map(connect).collect();
+        drop(world);
+        SimLink { cluster: self.clone(), session: call.session, group, routes }
+    }
+}
+
+impl fmt::Debug for SimCluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SimCluster")
+    }
+}
+
+/// An endpoint's connections in the world.
+#[derive(Debug)]
+pub(crate) struct SimLink {
+    cluster: SimCluster,
+    session: SessionId,
+    group: GroupId,
+    /// By server: the connection, and what may be done there.
+    routes: Vec<Option<(usize, RegionTable)>>,
+}
+
+impl SimLink {
+    pub(super) fn capabilities(&self) -> &Capabilities {
+        &self.cluster.capabilities
+    }
+
+    fn route(&self, server: ServerId) -> Result<&(usize, RegionTable), FabricError> {
+        let route = self.routes.get(server.index()).and_then(Option::as_ref);
+        route.ok_or(FabricError::UnknownServer { server })
+    }
+
+    pub(super) fn table(&self, server: ServerId) -> Result<&RegionTable, FabricError> {
+        self.route(server).map(|(_, table)| table)
+    }
+
+    pub(crate) fn clock_skew(&self) -> ClockSkew {
+        lock(&self.cluster.world).clock_skew(self.group)
+    }
+
+    pub(super) fn post(&self, batch: Batch, pool: &BufPool) -> SimTicket {
+        let mut ticket = SimTicket {
+            world: Arc::clone(&self.cluster.world),
+            pool: pool.clone(),
+            landings: SmallVec::new(),
+            state: TicketState::Never,
+        };
+        let refuse = |error, verbs| {
+            let outcomes = (0..verbs).map(|_| VerbOutcome::NotExecuted).collect();
+            TicketState::Refused(Box::new(BatchFailure { error, at: 0, outcomes }))
+        };
+        let count = batch.len();
+        let connection = match self.route(batch.server()) {
+            Ok((connection, _)) => *connection,
+            Err(error) => {
+                ticket.state = refuse(error, count);
+                return ticket;
+            }
+        };
+        let mut fences = batch.fences();
+        let mut verbs = SimVerbs::new();
+        for (n, verb) in batch.verbs.into_iter().enumerate() {
+            let (verb, landing) = translate(verb, fences.next().unwrap_or(false));
+            verbs.push(verb);
+            ticket.landings.push((n, landing));
+        }
+        let mut world = lock(&self.cluster.world);
+        if count > 1 && !self.cluster.capabilities.ordered_reads {
+            world.shuffle_reads(&mut verbs, &mut ticket.landings);
+        }
+        ticket.state = match world.post(connection, verbs) {
+            Ok(Some(flight)) => TicketState::Flying(flight),
+            Ok(None) => TicketState::Never,
+            Err(error) => refuse(error, count),
+        };
+        ticket
+    }
+
+    pub(super) async fn call(&self, target: Target, call: Call) -> CallOutcome {
+        let slot = Arc::new(ReplySlot::default());
+        let guard = Calling { world: &self.cluster.world, id: call.id };
+        lock(&self.cluster.world).call(self.group, target, call, &slot);
+        let outcome = slot.wait().await;
+        drop(guard);
+        outcome
+    }
+
+    pub(super) async fn reconnect(&self, server: ServerId) -> Result<(), FabricError> {
+        let connection = self.route(server)?.0;
+        let slot = Arc::new(ReplySlot::default());
+        lock(&self.cluster.world).reconnect(connection, Arc::clone(&slot));
+        // What came back matters less than what the connection is now.
+        let _ = slot.wait().await;
+        let refusal = lock(&self.cluster.world).why_not_reconnected(connection);
+        refusal.map_or(Ok(()), Err)
+    }
+
+    pub(super) fn serve(&self) -> Arc<Inbox> {
+        lock(&self.cluster.world).serve(self.session, self.group)
+    }
+
+    pub(super) fn reply(&self, to: CallId, outcome: CallOutcome) {
+        lock(&self.cluster.world).answer(to, outcome, 0);
+    }
+}
+
+/// Stops waiting for a reply when the caller goes away.
+struct Calling<'a> {
+    world: &'a Mutex<World>,
+    id: CallId,
+}
+
+impl Drop for Calling<'_> {
+    fn drop(&mut self) {
+        lock(self.world).forget_call(self.id);
+    }
+}
+
+/// Where a verb's result goes.
+enum LandingPlace {
+    Nowhere,
+    Pooled,
+    Shared(crate::buf::SharedBuf, usize),
+    Word,
+}
+
+fn translate(verb: Verb, fence_before: bool) -> (SimVerb, LandingPlace) {
+    let addr = verb.addr();
+    let offset = usize::try_from(addr.offset()).expect("checked against the region");
+    let (action, data, place) = match verb {
+        Verb::Read { len, into, .. } => {
+            let place = match into {
+                Landing::Pooled => LandingPlace::Pooled,
+                Landing::Shared { buf, at } => LandingPlace::Shared(buf, at),
+            };
+            (Action::Read, vec![0; len], place)
+        }
+        Verb::Write { from, .. } => {
+            let data = match from {
+                Source::Inline { bytes, len } => bytes[..usize::from(len)].to_vec(),
+                Source::Owned(buf) => buf.to_vec(),
+                Source::Shared { buf, at, len } => {
+                    let mut data = vec![0; len];
+                    buf.memory().read(at, &mut data);
+                    data
+                }
+            };
+            (Action::Write, data, LandingPlace::Nowhere)
+        }
+        Verb::Cas { expected, desired, .. } => {
+            (Action::Cas { expected, desired }, Vec::new(), LandingPlace::Word)
+        }
+        Verb::MaskedCas { compare, compare_mask, swap, swap_mask, .. } => {
+            (Action::MaskedCas { compare, compare_mask, swap, swap_mask }, Vec::new(), LandingPlace::Word)
+        }
+        Verb::Faa { add, .. } => (Action::Faa { add }, Vec::new(), LandingPlace::Word),
+    };
+    (SimVerb { action, region: addr.region(), offset, data, previous: 0, fence_before }, place)
+}
+
+/// In the order of effects: a verb's place in its batch, and where its result goes.
+type Landings = SmallVec<[(usize, LandingPlace); 1]>;
+
+/// A batch in the world.
+pub(crate) struct SimTicket {
+    world: Arc<Mutex<World>>,
+    pool: BufPool,
+    landings: Landings,
+    state: TicketState,
+}
+
+enum TicketState {
+    Flying(usize),
+    Refused(Box<BatchFailure>),
+    /// The process is dead: it will not see this.
+    Never,
+}
+
+impl SimTicket {
+    pub(super) fn poll(&mut self, context: &Context<'_>) -> Poll<BatchResult> {
+        match std::mem::replace(&mut self.state, TicketState::Never) {
+            TicketState::Never => Poll::Pending,
+            TicketState::Refused(failure) => Poll::Ready(Err(failure)),
+            TicketState::Flying(flight) => match lock(&self.world).collect(flight, context.waker()) {
+                None => {
+                    self.state = TicketState::Flying(flight);
+                    Poll::Pending
+                }
+                Some((Landed::Done, verbs)) => Poll::Ready(Ok(self.outputs(&verbs))),
+                Some((Landed::Failed(error), _)) => {
+                    let outcomes = self.landings.iter().map(|_| VerbOutcome::Unknown).collect();
+                    Poll::Ready(Err(Box::new(BatchFailure { error, at: 0, outcomes })))
+                }
+            },
+        }
+    }
+
+    fn outputs(&self, verbs: &SimVerbs) -> Completed {
+        let mut outputs: SmallVec<[Output; 2]> = verbs.iter().map(|_| Output::Done).collect();
+        for (verb, (n, place)) in verbs.iter().zip(&self.landings) {
+            match place {
+                LandingPlace::Nowhere => {}
+                LandingPlace::Pooled => outputs[*n] = Output::Bytes(self.pool.copy_of(&verb.data)),
+                LandingPlace::Shared(buf, at) => buf.memory().write(*at, &verb.data),
+                LandingPlace::Word => outputs[*n] = Output::Previous(verb.previous),
+            }
+        }
+        Completed { outputs }
+    }
+}
+
+impl Drop for SimTicket {
+    fn drop(&mut self) {
+        if let TicketState::Flying(flight) = self.state {
+            lock(&self.world).detach(flight);
+        }
+    }
+}

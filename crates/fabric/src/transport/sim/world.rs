@@ -1,0 +1,1164 @@
+//! The simulated world: servers, connections, verbs in flight, and the events that move them.
+//!
+//! A batch becomes a *flight*. Each of its verbs has a window of virtual time in which it takes effect:
+//!
+//! 1. `Start`: the verb arrives. A verb of one word takes effect at once. A longer one opens its window and, if another
+//!    verb that conflicts with it is open, both are torn: their words fall into pieces with times of their own.
+//! 2. `Piece`: some words of a torn verb take effect.
+//! 3. `End`: what has not taken effect yet does. The batch's next verb starts, after a full round trip if a fence stands
+//!    between them; behind the last one the completion is on its way.
+//! 4. `Complete`: the client learns of it.
+//!
+//! Invariant: two conflicting verbs of which at least one is longer than a word are never both open and whole. So whatever
+//! the contract allows to be observed can be observed, and what cannot be observed costs nothing.
+
+use super::faults::{Fault, FaultPlan};
+use super::memory::Pages;
+use super::tear::{Limits, Torn};
+use super::{Order, SimConfig};
+use crate::addr::{RegionId, ServerId, SessionId};
+use crate::call::{Call, CallError, CallId, CallOutcome, Target};
+use crate::clock::Nanos;
+use crate::endpoint::ClockSkew;
+use crate::error::FabricError;
+use crate::exec::GroupId;
+use crate::region::{Permissions, RegionTable};
+use crate::server::{HostAction, ServerLogic, ServerMemory};
+use crate::transport::{Inbox, ReplySlot, View};
+use fastrand::Rng;
+use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
+use slab::Slab;
+use smallvec::SmallVec;
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::hash::Hasher;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Waker;
+
+/// The group of a server's procedures.
+pub(super) fn server_group(server: usize) -> GroupId {
+    u32::MAX - u32::try_from(server).unwrap_or(0)
+}
+
+/// What a verb does, without the buffers.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Action {
+    Read,
+    Write,
+    Cas { expected: u64, desired: u64 },
+    MaskedCas { compare: u64, compare_mask: u64, swap: u64, swap_mask: u64 },
+    Faa { add: u64 },
+}
+
+/// A verb in flight, with its own copy of the bytes.
+#[derive(Debug)]
+pub(super) struct SimVerb {
+    pub(super) action: Action,
+    pub(super) region: RegionId,
+    pub(super) offset: usize,
+    /// What a WRITE carries or a READ has fetched.
+    pub(super) data: Vec<u8>,
+    /// What an atomic found.
+    pub(super) previous: u64,
+    pub(super) fence_before: bool,
+}
+
+impl SimVerb {
+    fn len(&self) -> usize {
+        match self.action {
+            Action::Read | Action::Write => self.data.len(),
+            _ => 8,
+        }
+    }
+
+    fn region_of<'a>(&self, server: &'a SimServer) -> Option<&'a Pages> {
+        server.regions[usize::from(self.region.get())].as_ref()
+    }
+
+    fn mutates(&self) -> bool {
+        !matches!(self.action, Action::Read)
+    }
+
+    fn in_one_word(&self) -> bool {
+        self.offset / 8 == (self.offset + self.len() - 1) / 8
+    }
+
+    fn conflicts(&self, other: &SimVerb) -> bool {
+        // Word granularity: two writes of different bytes in one word are each atomic, so only shared words matter, but
+        // a torn verb's piece is a whole word's share and never splits one.
+        self.region == other.region
+            && (self.mutates() || other.mutates())
+            && self.offset / 8 < (other.offset + other.len()).div_ceil(8)
+            && other.offset / 8 < (self.offset + self.len()).div_ceil(8)
+    }
+}
+
+pub(super) type SimVerbs = SmallVec<[SimVerb; 1]>;
+
+/// How a flight ended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Landed {
+    Done,
+    Failed(FabricError),
+}
+
+#[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "they change independently of each other")]
+pub(super) struct Flight {
+    serial: u32,
+    connection: usize,
+    pub(super) verbs: SimVerbs,
+    /// The verb that is due or open.
+    next: usize,
+    open: bool,
+    /// When the open verb's window ends.
+    ends_at: Nanos,
+    torn: Option<Torn>,
+    /// All effects have happened, or never will.
+    settled: bool,
+    pub(super) landed: Option<Landed>,
+    waker: Option<Waker>,
+    /// Nobody waits for the result.
+    detached: bool,
+    /// The completion will not come.
+    lost: bool,
+    /// The client dies while this verb is on its way: it lands in part, and nothing behind it does.
+    cut_at: Option<usize>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum ConnectionState {
+    Open,
+    /// A completion was lost: nothing can be posted until it is reconnected.
+    Broken,
+    /// The session was fenced here, or never admitted.
+    Closed,
+}
+
+#[derive(Debug)]
+struct Connection {
+    session: SessionId,
+    group: GroupId,
+    server: usize,
+    state: ConnectionState,
+    near: bool,
+}
+
+pub(super) struct SimServer {
+    pub(super) logic: Arc<dyn ServerLogic>,
+    pub(super) table: RegionTable,
+    regions: Vec<Option<Pages>>,
+    admitted: FxHashMap<SessionId, (u64, Permissions)>,
+    /// Flights whose current verb is longer than a word and open here.
+    open: Vec<usize>,
+    lost: bool,
+}
+
+#[derive(Default, Debug)]
+struct Process {
+    verbs: u64,
+    calls: u64,
+    dead: bool,
+    faults: Vec<Fault>,
+}
+
+impl Process {
+    /// Counts verbs that the process posts; returns the faults that are due.
+    fn count_verbs(&mut self, verbs: u64) -> SmallVec<[Fault; 1]> {
+        let due = self.verbs..self.verbs + verbs;
+        self.verbs = due.end;
+        let is_due = |fault: &&Fault| match fault {
+            Fault::Kill { at_verb, .. }
+            | Fault::Pause { at_verb, .. }
+            | Fault::LoseCompletion { at_verb, .. } => due.contains(at_verb),
+            _ => false,
+        };
+        self.faults.iter().filter(is_due).copied().collect()
+    }
+}
+
+/// A flight by its key and serial: keys are used again, and a flight that is delayed gets a new serial, which voids the
+/// events it had. Small, because events are moved about a lot.
+#[derive(Clone, Copy, Debug)]
+struct Flying {
+    key: u32,
+    serial: u32,
+}
+
+#[derive(Debug)]
+enum Happening {
+    Start(Flying),
+    Piece { flying: Flying, verb: u8, piece: u8 },
+    End(Flying),
+    Complete(Flying),
+    TimeOut(Flying),
+    Arrive(Box<(Target, Call)>),
+    Reply(Box<(CallId, CallOutcome)>),
+    LoseServer { server: usize },
+    Resume { group: GroupId },
+    Reconnected { connection: usize, slot: Arc<ReplySlot> },
+}
+
+struct Event {
+    at: Nanos,
+    made: u64,
+    happening: Happening,
+}
+
+impl PartialEq for Event {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.made) == (other.at, other.made)
+    }
+}
+impl Eq for Event {}
+impl PartialOrd for Event {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Event {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.made).cmp(&(other.at, other.made))
+    }
+}
+
+/// What happened in a world, in numbers.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct SimCounts {
+    /// Events.
+    pub events: u64,
+    /// Verbs that took effect.
+    pub verbs: u64,
+    /// Of these, torn ones.
+    pub torn: u64,
+    /// Verbs that took effect after their client had been told `Unknown`, had died, or had been paused.
+    pub late: u64,
+    /// Verbs that never took effect, or only in part.
+    pub cut: u64,
+}
+
+pub(super) struct World {
+    pub(super) config: SimConfig,
+    pub(super) now: Nanos,
+    pub(super) counts: SimCounts,
+    /// What the runner has to do, since it owns the tasks.
+    pub(super) orders: Vec<Order>,
+    /// Raised with every order.
+    ordered: Arc<AtomicBool>,
+    pub(super) servers: Vec<SimServer>,
+    pub(super) view: View,
+    events: BinaryHeap<Reverse<Event>>,
+    made: u64,
+    flights: Slab<Flight>,
+    flights_made: u32,
+    connections: Vec<Connection>,
+    waiting: FxHashMap<CallId, (Arc<ReplySlot>, GroupId)>,
+    inboxes: FxHashMap<SessionId, (Arc<Inbox>, GroupId)>,
+    /// Calls whose reply will be lost.
+    muted: FxHashSet<CallId>,
+    processes: FxHashMap<GroupId, Process>,
+    plan: FaultPlan,
+    rng: Rng,
+    trace: FxHasher,
+}
+
+impl World {
+    pub(super) fn new(
+        config: SimConfig,
+        plan: FaultPlan,
+        servers: Vec<SimServer>,
+        view: View,
+        ordered: Arc<AtomicBool>,
+    ) -> Self {
+        let rng = Rng::with_seed(config.seed);
+        let mut world = Self {
+            config,
+            now: 0,
+            counts: SimCounts::default(),
+            orders: Vec::new(),
+            ordered,
+            servers,
+            view,
+            events: BinaryHeap::new(),
+            made: 0,
+            flights: Slab::new(),
+            flights_made: 0,
+            connections: Vec::new(),
+            waiting: FxHashMap::default(),
+            inboxes: FxHashMap::default(),
+            muted: FxHashSet::default(),
+            processes: FxHashMap::default(),
+            plan,
+            rng,
+            trace: FxHasher::default(),
+        };
+        for fault in world.plan.faults.clone() {
+            if let Fault::LoseServer { server, at_ns } = fault {
+                if usize::from(server) < world.servers.len() {
+                    world.schedule(at_ns, Happening::LoseServer { server: usize::from(server) });
+                }
+            }
+        }
+        world
+    }
+
+    pub(super) fn trace_hash(&self) -> u64 {
+        self.trace.finish()
+    }
+
+    /// READs next to each other have no order where the transport does not claim `ordered_reads`. `companions` go along.
+    pub(super) fn shuffle_reads<T>(&mut self, verbs: &mut [SimVerb], companions: &mut [T]) {
+        let mut from = 0;
+        while from < verbs.len() {
+            let run = verbs[from..].iter().take_while(|verb| !verb.mutates()).count();
+            for n in (1..run).rev() {
+                let other = self.rng.usize(0..=n);
+                verbs.swap(from + n, from + other);
+                companions.swap(from + n, from + other);
+            }
+            from += run.max(1);
+        }
+    }
+
+    fn order(&mut self, order: Order) {
+        self.orders.push(order);
+        self.ordered.store(true, Ordering::Relaxed);
+    }
+
+    fn schedule(&mut self, at: Nanos, happening: Happening) {
+        self.made += 1;
+        self.events.push(Reverse(Event { at, made: self.made, happening }));
+    }
+
+    fn note(&mut self, kind: u64, what: u64) {
+        self.trace.write_u64(self.now);
+        self.trace.write_u64(kind << 56 ^ what);
+    }
+
+    pub(super) fn next_event(&self) -> Option<Nanos> {
+        self.events.peek().map(|Reverse(event)| event.at)
+    }
+
+    /// Lets the next event happen.
+    pub(super) fn step(&mut self) {
+        let Some(Reverse(event)) = self.events.pop() else { return };
+        self.now = event.at;
+        self.counts.events += 1;
+        match event.happening {
+            Happening::Start(flying) => {
+                if let Some(flight) = self.due(flying) {
+                    self.start(flight);
+                }
+            }
+            Happening::Piece { flying, verb, piece } => {
+                if let Some(flight) =
+                    self.due(flying).filter(|key| self.flights[*key].next == usize::from(verb))
+                {
+                    self.apply_piece(flight, piece);
+                }
+            }
+            Happening::End(flying) => {
+                if let Some(flight) = self.due(flying) {
+                    self.end(flight);
+                }
+            }
+            Happening::Complete(flying) => {
+                if let Some(flight) = self.find(flying) {
+                    self.land(flight, Landed::Done);
+                }
+            }
+            Happening::TimeOut(flying) => {
+                if let Some(flight) = self.find(flying) {
+                    self.time_out(flight);
+                }
+            }
+            Happening::Arrive(call) => self.arrive(call.0, call.1),
+            Happening::Reply(reply) => self.deliver(reply.0, reply.1),
+            Happening::LoseServer { server } => self.lose_server(server),
+            Happening::Resume { group } => self.order(Order::Resume(group)),
+            Happening::Reconnected { connection, slot } => self.reconnected(connection, &slot),
+        }
+    }
+
+    /// The flight, if it is still there.
+    fn find(&self, flying: Flying) -> Option<usize> {
+        let key = flying.key as usize;
+        self.flights.get(key).filter(|flight| flight.serial == flying.serial).map(|_| key)
+    }
+
+    /// The flight, if it has effects to come.
+    fn due(&self, flying: Flying) -> Option<usize> {
+        self.find(flying).filter(|key| !self.flights[*key].settled)
+    }
+
+    fn flying(&self, key: usize) -> Flying {
+        Flying { key: u32::try_from(key).unwrap_or(u32::MAX), serial: self.flights[key].serial }
+    }
+
+    /// Voids the events of a flight.
+    fn renew(&mut self, key: usize) -> Flying {
+        self.flights_made = self.flights_made.wrapping_add(1);
+        self.flights[key].serial = self.flights_made;
+        self.flying(key)
+    }
+
+    // --- time ---
+
+    /// How long a message takes one way between a connection's ends.
+    fn latency(&mut self, server: usize, near: bool) -> Nanos {
+        let latency = self.config.latency;
+        if near {
+            return self.rng.u64(latency.near_ns / 2..=latency.near_ns);
+        }
+        let mut ns = self.rng.u64(latency.min_ns..=latency.max_ns);
+        if latency.tail_one_in > 0 && self.rng.u32(0..latency.tail_one_in) == 0 {
+            ns += self.rng.u64(0..=latency.tail_ns);
+        }
+        ns * self.slowness(server)
+    }
+
+    fn slowness(&self, slow: usize) -> u64 {
+        let now = self.now;
+        let factor = |fault: &Fault| match *fault {
+            Fault::SlowServer { server, from_ns, for_ns, factor }
+                if usize::from(server) == slow && now >= from_ns && now - from_ns < for_ns =>
+            {
+                Some(u64::from(factor.max(1)))
+            }
+            _ => None,
+        };
+        self.plan.faults.iter().filter_map(factor).product()
+    }
+
+    // --- processes and their faults ---
+
+    pub(super) fn clock_skew(&self, group: GroupId) -> ClockSkew {
+        let skew = |fault: &Fault| match *fault {
+            Fault::SkewClock { client, ahead_ns, drift_ppm } if client.checked_add(1) == Some(group) => {
+                Some(ClockSkew { ahead_ns, drift_ppm })
+            }
+            _ => None,
+        };
+        self.plan.faults.iter().find_map(skew).unwrap_or_default()
+    }
+
+    fn process(&mut self, group: GroupId) -> &mut Process {
+        let plan = &self.plan;
+        self.processes.entry(group).or_insert_with(|| {
+            let of_group = |fault: &&Fault| match fault {
+                Fault::Kill { client, .. }
+                | Fault::Pause { client, .. }
+                | Fault::LoseCompletion { client, .. }
+                | Fault::LoseReply { client, .. } => client.checked_add(1) == Some(group),
+                _ => false,
+            };
+            let faults = plan.faults.iter().filter(of_group).copied().collect();
+            Process { faults, ..Process::default() }
+        })
+    }
+
+    fn is_dead(&self, group: GroupId) -> bool {
+        self.processes.get(&group).is_some_and(|p| p.dead)
+    }
+
+    /// A process dies: what it has in flight lands, is cut, or comes late.
+    fn die(&mut self, group: GroupId) {
+        self.note(1, u64::from(group));
+        self.process(group).dead = true;
+        self.order(Order::Kill(group));
+        for flight in self.flights_where(|c| c.group == group) {
+            match self.rng.u8(0..3) {
+                0 => self.cut(flight),
+                1 => self.delay(flight),
+                _ => {}
+            }
+        }
+    }
+
+    fn flights_where(&self, of: impl Fn(&Connection) -> bool) -> Vec<usize> {
+        let ours = |(_, f): &(usize, &Flight)| !f.settled && of(&self.connections[f.connection]);
+        self.flights.iter().filter(ours).map(|(key, _)| key).collect()
+    }
+
+    /// The rest of a flight never takes effect; of an open verb, some words may.
+    fn cut(&mut self, flight: usize) {
+        if self.flights[flight].open {
+            if self.config.tear && self.rng.bool() {
+                self.tear(flight);
+            }
+            self.close(flight);
+        }
+        self.counts.cut += 1;
+        self.settle(flight);
+    }
+
+    /// A flight that has not begun (its next verb) begins much later.
+    fn delay(&mut self, flight: usize) {
+        if self.flights[flight].open {
+            return;
+        }
+        let at = self.now + self.rng.u64(0..=self.config.late_ns);
+        let flying = self.renew(flight);
+        self.schedule(at, Happening::Start(flying));
+        self.counts.late += 1;
+    }
+
+    /// No more effects of this flight. It stays until its client has been told, unless there is nobody to tell.
+    fn settle(&mut self, key: usize) {
+        let flight = &mut self.flights[key];
+        flight.settled = true;
+        if flight.detached {
+            self.flights.remove(key);
+        }
+    }
+
+    // --- connections ---
+
+    pub(super) fn connect(
+        &mut self,
+        (session, term): (SessionId, u64),
+        group: GroupId,
+        server: usize,
+        near: bool,
+    ) -> (usize, RegionTable) {
+        let admitted = self.servers[server].admitted.get(&session);
+        let permissions = admitted.filter(|(of, _)| *of == term).map(|(_, permissions)| *permissions);
+        let state = if permissions.is_some() { ConnectionState::Open } else { ConnectionState::Closed };
+        self.connections.push(Connection { session, group, server, state, near });
+        let table = self.servers[server].table.restricted_to(permissions.unwrap_or(Permissions::NONE));
+        (self.connections.len() - 1, table)
+    }
+
+    /// Nothing that is in flight on the connection lands after this: some of it lands now, the rest never.
+    fn sever(&mut self, connection: usize) {
+        for flight in self.flights_where(|_| true) {
+            if self.flights.get(flight).is_none_or(|f| f.connection != connection) {
+                continue;
+            }
+            if self.rng.bool() {
+                self.finish_at_once(flight);
+            } else {
+                self.cut(flight);
+            }
+            let server = self.server_id(connection);
+            if self.flights.contains(flight) {
+                self.land(flight, Landed::Failed(FabricError::Unknown { server }));
+            }
+        }
+    }
+
+    fn finish_at_once(&mut self, flight: usize) {
+        if self.flights[flight].open {
+            self.apply_rest(flight);
+            self.close(flight);
+            self.flights[flight].next += 1;
+        }
+        while self.flights[flight].next < self.flights[flight].verbs.len() {
+            self.tear_conflicting(flight);
+            self.apply_whole(flight);
+            self.flights[flight].next += 1;
+        }
+        self.counts.late += 1;
+        self.settle(flight);
+    }
+
+    fn server_id(&self, connection: usize) -> ServerId {
+        self.view.servers[self.connections[connection].server].server
+    }
+
+    pub(super) fn reconnect(&mut self, connection: usize, slot: Arc<ReplySlot>) {
+        let (server, near) = (self.connections[connection].server, self.connections[connection].near);
+        let at = self.now + self.latency(server, near) + self.latency(server, near);
+        self.schedule(at, Happening::Reconnected { connection, slot });
+    }
+
+    fn reconnected(&mut self, connection: usize, slot: &ReplySlot) {
+        self.note(2, connection as u64);
+        let server = self.connections[connection].server;
+        if self.servers[server].lost {
+            let at_last = Err(CallError::Failed("lost".into()));
+            return slot.set(at_last);
+        }
+        if !self.config.sabotage.reconnect_without_fence {
+            self.sever(connection);
+        }
+        if self.connections[connection].state == ConnectionState::Broken {
+            self.connections[connection].state = ConnectionState::Open;
+        }
+        slot.set(Ok(Vec::new()));
+    }
+
+    /// What a post on this connection is refused with, if it is.
+    fn refusal(&self, connection: usize) -> Option<FabricError> {
+        let c = &self.connections[connection];
+        match c.state {
+            ConnectionState::Open => None,
+            ConnectionState::Broken => Some(FabricError::Disconnected { server: self.server_id(connection) }),
+            ConnectionState::Closed => Some(FabricError::Fenced { session: c.session }),
+        }
+    }
+
+    pub(super) fn why_not_reconnected(&self, connection: usize) -> Option<FabricError> {
+        if self.servers[self.connections[connection].server].lost {
+            return Some(FabricError::ServerLost { server: self.server_id(connection) });
+        }
+        self.refusal(connection)
+    }
+
+    // --- verbs ---
+
+    /// Posts a batch; the key of its flight, or why it was not posted. `None`: the process is dead, nothing will come.
+    pub(super) fn post(&mut self, connection: usize, verbs: SimVerbs) -> Result<Option<usize>, FabricError> {
+        if let Some(error) = self.refusal(connection) {
+            return Err(error);
+        }
+        let group = self.connections[connection].group;
+        let process = self.process(group);
+        if process.dead {
+            return Ok(None);
+        }
+        let posted_before = process.verbs;
+        let mut lose = None;
+        for fault in process.count_verbs(verbs.len() as u64) {
+            match fault {
+                Fault::Kill { at_verb, .. } => {
+                    // The batch is not posted, or posted whole, or dies with its client in the middle.
+                    let cut_at = usize::try_from(at_verb - posted_before).unwrap_or(0);
+                    let how = self.rng.u8(0..3);
+                    if how > 0 {
+                        let flight = self.launch(connection, verbs);
+                        self.flights[flight].detached = true;
+                        self.flights[flight].cut_at = (how == 1).then_some(cut_at);
+                    }
+                    self.die(group);
+                    return Ok(None);
+                }
+                Fault::Pause { for_ns, .. } => {
+                    self.note(3, u64::from(group));
+                    self.order(Order::Pause(group));
+                    self.schedule(self.now + for_ns, Happening::Resume { group });
+                }
+                Fault::LoseCompletion { late_ns, .. } => lose = Some(late_ns),
+                _ => {}
+            }
+        }
+        let flight = self.launch(connection, verbs);
+        if let Some(late_ns) = lose {
+            self.lose_completion(flight, late_ns);
+        }
+        Ok(Some(flight))
+    }
+
+    fn launch(&mut self, connection: usize, verbs: SimVerbs) -> usize {
+        self.flights_made = self.flights_made.wrapping_add(1);
+        if let Some(pages) = verbs[0].region_of(&self.servers[self.connections[connection].server]) {
+            pages.prefetch(verbs[0].offset);
+        }
+        let flight = Flight {
+            serial: self.flights_made,
+            connection,
+            verbs,
+            next: 0,
+            open: false,
+            ends_at: 0,
+            torn: None,
+            settled: false,
+            landed: None,
+            waker: None,
+            detached: false,
+            lost: false,
+            cut_at: None,
+        };
+        let key = self.flights.insert(flight);
+        let (server, near) = (self.connections[connection].server, self.connections[connection].near);
+        let at = self.now + self.latency(server, near);
+        let flying = self.flying(key);
+        self.schedule(at, Happening::Start(flying));
+        key
+    }
+
+    fn lose_completion(&mut self, flight: usize, late_ns: Nanos) {
+        self.flights[flight].lost = true;
+        let at = self.now + self.config.timeout_ns;
+        match self.rng.u8(0..3) {
+            // It takes effect in time, and nobody learns of it.
+            0 => {}
+            // It never arrives.
+            1 => self.cut(flight),
+            // It comes late.
+            _ => {
+                let flying = self.renew(flight);
+                let late = at + self.rng.u64(0..=late_ns);
+                self.schedule(late, Happening::Start(flying));
+                self.counts.late += 1;
+            }
+        }
+        let flying = self.flying(flight);
+        self.schedule(at, Happening::TimeOut(flying));
+    }
+
+    /// The client gives up on a flight: its outcome is unknown, and so is that of all else on the connection.
+    fn time_out(&mut self, flight: usize) {
+        let connection = self.flights[flight].connection;
+        self.note(4, connection as u64);
+        if self.connections[connection].state == ConnectionState::Open {
+            self.connections[connection].state = ConnectionState::Broken;
+        }
+        let error = FabricError::Unknown { server: self.server_id(connection) };
+        let same = |(_, f): &(usize, &Flight)| f.connection == connection && f.landed.is_none();
+        let keys: Vec<usize> = self.flights.iter().filter(same).map(|(key, _)| key).collect();
+        for key in keys {
+            self.flights[key].lost = true;
+            self.land(key, Landed::Failed(error.clone()));
+        }
+    }
+
+    /// The client learns how its flight ended.
+    fn land(&mut self, key: usize, landed: Landed) {
+        let flight = &mut self.flights[key];
+        if flight.landed.is_some() {
+            return;
+        }
+        flight.landed = Some(landed);
+        if let Some(waker) = flight.waker.take() {
+            waker.wake();
+        }
+        if flight.detached && flight.settled {
+            self.flights.remove(key);
+        }
+    }
+
+    /// Takes the verbs of a flight that has landed, with how.
+    pub(super) fn collect(&mut self, key: usize, waker: &Waker) -> Option<(Landed, SimVerbs)> {
+        let flight = &mut self.flights[key];
+        let Some(landed) = flight.landed.clone() else {
+            flight.waker = Some(waker.clone());
+            return None;
+        };
+        if flight.settled {
+            return Some((landed, self.flights.remove(key).verbs));
+        }
+        // A late effect needs its verbs still; a failed flight's results are not looked at.
+        flight.detached = true;
+        Some((landed, SimVerbs::new()))
+    }
+
+    pub(super) fn detach(&mut self, key: usize) {
+        let flight = &mut self.flights[key];
+        flight.detached = true;
+        flight.waker = None;
+        if flight.settled && flight.landed.is_some() {
+            self.flights.remove(key);
+        }
+    }
+
+    fn start(&mut self, key: usize) {
+        let connection = &self.connections[self.flights[key].connection];
+        let (server, near) = (connection.server, connection.near);
+        if self.servers[server].lost {
+            self.give_up(key);
+            return;
+        }
+        self.tear_conflicting(key);
+        let flight = &self.flights[key];
+        let verb = &flight.verbs[flight.next];
+        let (cut_here, instant) =
+            (flight.cut_at == Some(flight.next), !self.config.tear || verb.in_one_word());
+        if instant && cut_here {
+            self.cut(key);
+            return;
+        }
+        if instant {
+            self.apply_whole(key);
+            self.next_verb(key);
+            return;
+        }
+        let window = self.rng.u64(1..=self.config.window_ns) * if near { 1 } else { self.slowness(server) };
+        let ends_at = self.now + window;
+        let flight = &mut self.flights[key];
+        (flight.open, flight.ends_at) = (true, ends_at);
+        self.servers[server].open.push(key);
+        if cut_here {
+            self.cut(key);
+            return;
+        }
+        // `tear_conflicting` has torn those that were open before; if there are any, this one is torn too.
+        if self.has_open_conflict(key) {
+            self.cut_up(key);
+        }
+        let flying = self.flying(key);
+        self.schedule(ends_at, Happening::End(flying));
+    }
+
+    fn end(&mut self, key: usize) {
+        self.apply_rest(key);
+        self.close(key);
+        self.next_verb(key);
+    }
+
+    fn close(&mut self, key: usize) {
+        let flight = &mut self.flights[key];
+        flight.open = false;
+        flight.torn = None;
+        let server = self.connections[flight.connection].server;
+        self.servers[server].open.retain(|k| *k != key);
+    }
+
+    fn next_verb(&mut self, key: usize) {
+        let connection = &self.connections[self.flights[key].connection];
+        let (server, near) = (connection.server, connection.near);
+        let flight = &mut self.flights[key];
+        flight.next += 1;
+        if let Some(verb) = flight.verbs.get(flight.next) {
+            let fenced = verb.fence_before;
+            let mut at = self.now + self.rng.u64(0..=self.config.latency.near_ns);
+            if fenced {
+                at += self.latency(server, near) + self.latency(server, near);
+            }
+            let flying = self.flying(key);
+            self.schedule(at, Happening::Start(flying));
+            return;
+        }
+        let lost = flight.lost;
+        self.settle(key);
+        if !lost && self.flights.contains(key) {
+            let at = self.now + self.latency(server, near);
+            let flying = self.flying(key);
+            self.schedule(at, Happening::Complete(flying));
+        }
+    }
+
+    // --- effects ---
+
+    fn open_conflicts(&self, key: usize) -> impl Iterator<Item = usize> + '_ {
+        let flight = &self.flights[key];
+        let server = self.connections[flight.connection].server;
+        let verb = &flight.verbs[flight.next];
+        self.servers[server].open.iter().copied().filter(move |other| {
+            let o = &self.flights[*other];
+            *other != key && verb.conflicts(&o.verbs[o.next])
+        })
+    }
+
+    fn has_open_conflict(&self, key: usize) -> bool {
+        self.open_conflicts(key).next().is_some()
+    }
+
+    /// Tears the open verbs that conflict with the current verb of flight `key`, which is about to take effect.
+    fn tear_conflicting(&mut self, key: usize) {
+        if self.servers[self.connections[self.flights[key].connection].server].open.is_empty() {
+            return;
+        }
+        let conflicts: SmallVec<[usize; 4]> = self.open_conflicts(key).collect();
+        for other in conflicts {
+            self.tear(other);
+        }
+    }
+
+    /// Tears an open verb now, unless it is: some of it may have taken effect already.
+    fn tear(&mut self, key: usize) {
+        if self.flights[key].torn.is_some() {
+            return;
+        }
+        self.cut_up(key);
+        if self.rng.u8(0..4) != 0 {
+            self.apply_piece(key, 0);
+        }
+    }
+
+    fn cut_up(&mut self, key: usize) {
+        let caps = self.config.capabilities;
+        let flight = &self.flights[key];
+        let (next, until, flying) = (flight.next, flight.ends_at, self.flying(key));
+        let verb = &flight.verbs[next];
+        let limits = Limits {
+            line_atomic: caps.line_atomic,
+            ascending: verb.len() as u64 <= u64::from(caps.ordered_lines_bytes),
+        };
+        let torn = Torn::new(verb.offset, verb.len(), limits, &mut self.rng);
+        let mut times: SmallVec<[Nanos; 8]> =
+            (0..torn.pieces()).map(|_| self.rng.u64(self.now..=until)).collect();
+        times.sort_unstable();
+        for (piece, at) in (0..torn.pieces()).zip(times) {
+            self.schedule(
+                at,
+                Happening::Piece { flying, verb: u8::try_from(next).unwrap_or(u8::MAX), piece },
+            );
+        }
+        self.flights[key].torn = Some(torn);
+        self.counts.torn += 1;
+    }
+
+    /// Tears everything that is open on a server: its logic is about to write.
+    fn tear_all(&mut self, server: usize) {
+        for key in self.servers[server].open.clone() {
+            self.tear(key);
+        }
+    }
+
+    fn apply_piece(&mut self, key: usize, piece: u8) {
+        let flight = &mut self.flights[key];
+        if !flight.open || !flight.torn.as_mut().is_some_and(|torn| torn.begin(piece)) {
+            return;
+        }
+        let verb = &mut flight.verbs[flight.next];
+        let torn = flight.torn.as_ref().expect("just begun");
+        let ranges = torn.ranges(piece, verb.offset, verb.data.len());
+        let server = self.connections[flight.connection].server;
+        let pages = self.servers[server].regions[usize::from(verb.region.get())].as_mut().expect("checked");
+        for (from, to) in ranges {
+            match verb.action {
+                Action::Read => pages.read(verb.offset + from, &mut verb.data[from..to]),
+                _ => pages.write(verb.offset + from, &verb.data[from..to]),
+            }
+        }
+    }
+
+    /// Whatever of the open verb has not taken effect does so now.
+    fn apply_rest(&mut self, key: usize) {
+        match self.flights[key].torn.as_ref().map(Torn::pieces) {
+            Some(pieces) => {
+                for piece in 0..pieces {
+                    self.apply_piece(key, piece);
+                }
+                self.effect_noted(key);
+            }
+            None => self.apply_whole(key),
+        }
+    }
+
+    fn apply_whole(&mut self, key: usize) {
+        let flight = &mut self.flights[key];
+        let server = self.connections[flight.connection].server;
+        let verb = &mut flight.verbs[flight.next];
+        let pages = self.servers[server].regions[usize::from(verb.region.get())].as_mut().expect("checked");
+        match verb.action {
+            Action::Read => pages.read(verb.offset, &mut verb.data),
+            Action::Write => pages.write(verb.offset, &verb.data),
+            Action::Cas { .. } | Action::MaskedCas { .. } | Action::Faa { .. } => {
+                let before = pages.load(verb.offset);
+                verb.previous = before;
+                if let Some(after) = after_atomic(verb.action, before) {
+                    pages.store(verb.offset, after);
+                }
+            }
+        }
+        self.effect_noted(key);
+    }
+
+    /// Counts an effect and takes it into the trace.
+    fn effect_noted(&mut self, key: usize) {
+        self.counts.verbs += 1;
+        let flight = &self.flights[key];
+        let verb = &flight.verbs[flight.next];
+        let (serial, at, previous) = (flight.serial, verb.offset as u64, verb.previous);
+        if matches!(verb.action, Action::Read) {
+            self.trace.write(&verb.data);
+        }
+        self.note(5, u64::from(serial) << 20 ^ at ^ previous);
+    }
+
+    // --- calls ---
+
+    pub(super) fn call(&mut self, group: GroupId, target: Target, call: Call, slot: &Arc<ReplySlot>) {
+        if self.is_dead(group) {
+            return;
+        }
+        self.waiting.insert(call.id, (Arc::clone(slot), group));
+        let process = self.process(group);
+        let number = process.calls;
+        process.calls += 1;
+        let mute = |fault: &Fault| matches!(fault, Fault::LoseReply { at_call, .. } if *at_call == number);
+        if process.faults.iter().any(mute) {
+            let (unknown, at) =
+                (Box::new((call.id, Err(CallError::Unknown))), self.now + self.config.timeout_ns);
+            self.schedule(at, Happening::Reply(unknown));
+            if self.rng.bool() {
+                return;
+            }
+            self.muted.insert(call.id);
+        }
+        let server = match target {
+            Target::Server(id) => id.index().min(self.servers.len() - 1),
+            Target::Session(_) => 0,
+        };
+        let at = self.now + self.latency(server, false);
+        self.schedule(at, Happening::Arrive(Box::new((target, call))));
+    }
+
+    fn arrive(&mut self, target: Target, call: Call) {
+        self.note(6, call.id.sequence);
+        let unknown = Happening::Reply(Box::new((call.id, Err(CallError::Unknown))));
+        match target {
+            Target::Server(id) => {
+                let server = id.index();
+                match self.servers.get(server) {
+                    None => {
+                        let error = CallError::Failed(FabricError::UnknownServer { server: id }.to_string());
+                        self.answer(call.id, Err(error), 0);
+                    }
+                    Some(gone) if gone.lost => self.schedule(self.now + self.config.timeout_ns, unknown),
+                    Some(_) => {
+                        self.tear_all(server);
+                        let now = self.now;
+                        let SimServer { logic, regions, .. } = &mut self.servers[server];
+                        let memory = SimServerMemory { regions: RefCell::new(regions) };
+                        let actions = logic.call(&memory, call, now);
+                        self.carry_out(server, actions);
+                    }
+                }
+            }
+            Target::Session(session) => match self.inboxes.get(&session) {
+                Some((_, group)) if self.is_dead(*group) => {
+                    self.schedule(self.now + self.config.timeout_ns, unknown);
+                }
+                Some((inbox, _)) => inbox.push(call),
+                None => self.answer(call.id, Err(CallError::NoSuchSession { session }), 0),
+            },
+        }
+    }
+
+    fn carry_out(&mut self, server: usize, actions: Vec<HostAction>) {
+        for action in actions {
+            match action {
+                HostAction::Admit { session, term, permissions } => {
+                    self.servers[server].admitted.insert(session, (term, permissions));
+                }
+                HostAction::Fence { session } => self.fence(server, session),
+                HostAction::Reply { to, outcome } => self.answer(to, outcome, server),
+                HostAction::Run { call, procedure, request } => {
+                    self.order(Order::Run { server, call, procedure, request });
+                }
+            }
+        }
+    }
+
+    fn fence(&mut self, server: usize, session: SessionId) {
+        self.note(7, u64::from(session.get()));
+        self.servers[server].admitted.remove(&session);
+        if server == ServerId::COORDINATOR.index() {
+            self.inboxes.remove(&session);
+        }
+        for connection in 0..self.connections.len() {
+            let c = &self.connections[connection];
+            if c.session == session && c.server == server {
+                self.sever(connection);
+                self.connections[connection].state = ConnectionState::Closed;
+            }
+        }
+    }
+
+    pub(super) fn procedure_finished(&mut self, server: usize, call: CallId, outcome: CallOutcome) {
+        if self.servers[server].lost {
+            return;
+        }
+        let logic = Arc::clone(&self.servers[server].logic);
+        let actions = logic.finished(call, outcome);
+        self.carry_out(server, actions);
+    }
+
+    /// Sends a reply on its way, unless it is to be lost.
+    pub(super) fn answer(&mut self, to: CallId, outcome: CallOutcome, server: usize) {
+        if self.muted.remove(&to) {
+            return;
+        }
+        let at = self.now + self.latency(server, false);
+        self.schedule(at, Happening::Reply(Box::new((to, outcome))));
+    }
+
+    fn deliver(&mut self, to: CallId, outcome: CallOutcome) {
+        self.note(8, to.sequence);
+        if let Some((slot, group)) = self.waiting.remove(&to) {
+            if !self.is_dead(group) {
+                slot.set(outcome);
+            }
+        }
+    }
+
+    pub(super) fn forget_call(&mut self, id: CallId) {
+        self.waiting.remove(&id);
+    }
+
+    pub(super) fn serve(&mut self, session: SessionId, group: GroupId) -> Arc<Inbox> {
+        let (inbox, _) = self.inboxes.entry(session).or_insert_with(|| (Arc::default(), group));
+        Arc::clone(inbox)
+    }
+
+    // --- servers ---
+
+    fn lose_server(&mut self, server: usize) {
+        self.note(9, server as u64);
+        self.servers[server].lost = true;
+        self.order(Order::Kill(server_group(server)));
+        for key in self.flights_where(|c| c.server == server) {
+            if self.flights[key].open {
+                self.close(key);
+            }
+            self.give_up(key);
+        }
+    }
+
+    /// Nothing comes back from a server that is gone; the client finds out by a time-out.
+    fn give_up(&mut self, key: usize) {
+        let flying = self.flying(key);
+        self.settle(key);
+        if self.flights.contains(key) {
+            self.schedule(self.now + self.config.timeout_ns, Happening::TimeOut(flying));
+        }
+    }
+}
+
+/// What an atomic leaves behind; `None` if a comparison failed.
+fn after_atomic(action: Action, before: u64) -> Option<u64> {
+    match action {
+        Action::Cas { expected, desired } => (before == expected).then_some(desired),
+        Action::MaskedCas { compare, compare_mask, swap, swap_mask } => {
+            ((before ^ compare) & compare_mask == 0).then_some((before & !swap_mask) | (swap & swap_mask))
+        }
+        Action::Faa { add } => Some(before.wrapping_add(add)),
+        Action::Read | Action::Write => None,
+    }
+}
+
+impl SimServer {
+    pub(super) fn new(logic: Arc<dyn ServerLogic>) -> Self {
+        let specs = logic.regions();
+        let mut regions: Vec<Option<Pages>> = (0..=RegionId::MAX).map(|_| None).collect();
+        for spec in &specs {
+            regions[usize::from(spec.id.get())] = Some(Pages::new(spec));
+        }
+        let table = RegionTable::new(&specs);
+        Self { logic, table, regions, admitted: FxHashMap::default(), open: Vec::new(), lost: false }
+    }
+
+    /// Lets the logic start on the server's memory.
+    pub(super) fn start(&mut self) -> Result<crate::region::Identity, crate::server::StartError> {
+        let Self { logic, regions, .. } = self;
+        logic.start(&SimServerMemory { regions: RefCell::new(regions) }, 0)
+    }
+}
+
+struct SimServerMemory<'a> {
+    regions: RefCell<&'a mut Vec<Option<Pages>>>,
+}
+
+impl ServerMemory for SimServerMemory<'_> {
+    fn load(&self, region: RegionId, offset: u64) -> u64 {
+        let offset = usize::try_from(offset).expect("a simulated offset fits");
+        self.regions.borrow()[usize::from(region.get())]
+            .as_ref()
+            .expect("the logic knows its regions")
+            .load(offset)
+    }
+
+    fn store(&self, region: RegionId, offset: u64, value: u64) {
+        let offset = usize::try_from(offset).expect("a simulated offset fits");
+        let mut regions = self.regions.borrow_mut();
+        regions[usize::from(region.get())]
+            .as_mut()
+            .expect("the logic knows its regions")
+            .store(offset, value);
+    }
+}
