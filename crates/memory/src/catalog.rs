@@ -1,0 +1,360 @@
+//! The pool's indexes: name, engine, configuration, state, and an anchor of zeroed words for root pointers.
+//!
+//! Creating: the id is taken (a crash skips it), the anchor zeroed, the entry written, and last its commit word.
+//! Dropping: the flush generation to wait for, then the commit word; the entry goes when that flush is through.
+//!
+//! Invariants: names are unique among all states; an id is never used twice; an entry is absent or complete.
+
+use crate::config::ServerConfig;
+use crate::layout::{
+    self, Layout, MAX_CONFIG_BYTES, MAX_ENGINE_BYTES, MAX_NAME_BYTES, catalog_entry, superblock,
+};
+use farwood_fabric::addr::RegionId;
+use farwood_fabric::control::{ANCHOR_BYTES, ControlError, IndexId, IndexInfo, IndexState};
+use farwood_fabric::server::{ServerMemory, StartError};
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Entry {
+    id: IndexId,
+    name: String,
+    engine: String,
+    config: Vec<u8>,
+    state: IndexState,
+    /// The flush to wait for, when it is being dropped.
+    drop_generation: u64,
+}
+
+/// The catalog.
+#[derive(Debug)]
+pub(crate) struct Catalog {
+    layout: Layout,
+    max: u16,
+    slots: Vec<Option<Entry>>,
+    next_id: u64,
+}
+
+impl Catalog {
+    /// Reads the catalog from META.
+    pub(crate) fn load(memory: &dyn ServerMemory, config: &ServerConfig) -> Result<Self, StartError> {
+        let layout = Layout::new(config);
+        let next_id = layout::load(memory, superblock::NEXT_INDEX_AT);
+        let mut slots = Vec::with_capacity(usize::from(config.max_indexes));
+        for slot in 0..config.max_indexes {
+            let entry = load_entry(memory, layout.catalog_entry(slot))
+                .filter(|entry| entry.as_ref().is_none_or(|entry| u64::from(entry.id) < next_id))
+                .ok_or_else(|| layout::damaged("catalog entry", u64::from(slot)))?;
+            slots.push(entry);
+        }
+        Ok(Self { layout, max: config.max_indexes, slots, next_id })
+    }
+
+    /// Enters an index.
+    pub(crate) fn create(
+        &mut self,
+        memory: &dyn ServerMemory,
+        name: String,
+        engine: String,
+        config: Vec<u8>,
+    ) -> Result<IndexInfo, ControlError> {
+        check_text("the name", &name, MAX_NAME_BYTES)?;
+        check_text("the engine's name", &engine, MAX_ENGINE_BYTES)?;
+        if config.len() > MAX_CONFIG_BYTES {
+            return Err(ControlError::BadName {
+                why: format!("the configuration has {} bytes, at most {MAX_CONFIG_BYTES} fit", config.len()),
+            });
+        }
+        if self.find(&name).is_ok() {
+            return Err(ControlError::NameExists { name });
+        }
+        let full = ControlError::CatalogFull { max: self.max };
+        let slot = (0..self.max).zip(&self.slots).find(|(_, entry)| entry.is_none()).map(|(slot, _)| slot);
+        let (Some(slot), Ok(id)) = (slot, IndexId::try_from(self.next_id)) else { return Err(full) };
+
+        self.next_id += 1;
+        layout::store(memory, superblock::NEXT_INDEX_AT, self.next_id);
+        layout::clear(memory, RegionId::BOARD, self.layout.anchor(slot).offset(), ANCHOR_BYTES);
+        let entry = Entry { id, name, engine, config, state: IndexState::Creating, drop_generation: 0 };
+        store_parts(memory, self.layout.catalog_entry(slot), &entry);
+        Ok(self.commit(memory, slot, entry))
+    }
+
+    /// The engine has laid out the index.
+    pub(crate) fn ready(&mut self, memory: &dyn ServerMemory, id: IndexId) -> Result<(), ControlError> {
+        let (slot, entry) = self.find_id(id)?;
+        match entry.state {
+            IndexState::Ready => Ok(()),
+            IndexState::Creating => {
+                let entry = Entry { state: IndexState::Ready, ..entry.clone() };
+                self.commit(memory, slot, entry);
+                Ok(())
+            }
+            IndexState::Dropping => {
+                Err(ControlError::IndexNotReady { name: entry.name.clone(), state: entry.state })
+            }
+        }
+    }
+
+    /// Finds a ready index.
+    pub(crate) fn open(&self, name: &str, engine: Option<&str>) -> Result<IndexInfo, ControlError> {
+        let (slot, entry) = self.find(name)?;
+        if let Some(wanted) = engine.filter(|wanted| *wanted != entry.engine) {
+            let (name, engine, wanted) = (entry.name.clone(), entry.engine.clone(), wanted.to_owned());
+            return Err(ControlError::WrongEngine { name, engine, wanted });
+        }
+        if entry.state != IndexState::Ready {
+            return Err(ControlError::IndexNotReady { name: entry.name.clone(), state: entry.state });
+        }
+        Ok(self.info(slot, entry))
+    }
+
+    /// All indexes.
+    pub(crate) fn list(&self) -> Vec<IndexInfo> {
+        let slots = (0..self.max).zip(&self.slots);
+        slots.filter_map(|(slot, entry)| Some(self.info(slot, entry.as_ref()?))).collect()
+    }
+
+    /// The flush that the drop of this index waits for, if it is being dropped.
+    pub(crate) fn dropping(&self, name: &str) -> Result<Option<(IndexInfo, u64)>, ControlError> {
+        let (slot, entry) = self.find(name)?;
+        Ok((entry.state == IndexState::Dropping).then(|| (self.info(slot, entry), entry.drop_generation)))
+    }
+
+    /// Marks an index as being dropped; `generation` begins with this.
+    pub(crate) fn begin_drop(
+        &mut self,
+        memory: &dyn ServerMemory,
+        name: &str,
+        generation: u64,
+    ) -> Result<IndexInfo, ControlError> {
+        let (slot, entry) = self.find(name)?;
+        let entry = Entry { state: IndexState::Dropping, drop_generation: generation, ..entry.clone() };
+        let at = self.layout.catalog_entry(slot);
+        layout::store(memory, at + catalog_entry::DROP_GENERATION_AT, generation);
+        Ok(self.commit(memory, slot, entry))
+    }
+
+    /// Whether there is such an index, in whatever state.
+    pub(crate) fn contains(&self, id: IndexId) -> bool {
+        self.find_id(id).is_ok()
+    }
+
+    /// Whether the chunks of this index may be released: it is unknown (dropped before), or its drop has waited.
+    pub(crate) fn check_released(&self, id: IndexId, flushed_through: u64) -> Result<(), ControlError> {
+        let Ok((_, entry)) = self.find_id(id) else { return Ok(()) };
+        if entry.state != IndexState::Dropping {
+            let why = format!("index '{}' is not being dropped; begin that first", entry.name);
+            return Err(ControlError::BadRequest { why });
+        }
+        if flushed_through < entry.drop_generation {
+            return Err(ControlError::DropPending { name: entry.name.clone() });
+        }
+        Ok(())
+    }
+
+    /// Removes a dropped index.
+    pub(crate) fn finish_drop(
+        &mut self,
+        memory: &dyn ServerMemory,
+        id: IndexId,
+        flushed_through: u64,
+    ) -> Result<(), ControlError> {
+        let (slot, _) = self.find_id(id)?;
+        self.check_released(id, flushed_through)?;
+        layout::store(memory, self.layout.catalog_entry(slot) + catalog_entry::COMMIT_AT, 0);
+        self.slots[usize::from(slot)] = None;
+        Ok(())
+    }
+
+    fn find(&self, name: &str) -> Result<(u16, &Entry), ControlError> {
+        self.entries()
+            .find(|(_, entry)| entry.name == name)
+            .ok_or_else(|| ControlError::NoSuchIndex { name: name.to_owned() })
+    }
+
+    fn find_id(&self, id: IndexId) -> Result<(u16, &Entry), ControlError> {
+        self.entries()
+            .find(|(_, entry)| entry.id == id)
+            .ok_or_else(|| ControlError::NoSuchIndex { name: format!("#{id}") })
+    }
+
+    fn entries(&self) -> impl Iterator<Item = (u16, &Entry)> {
+        (0..self.max).zip(&self.slots).filter_map(|(slot, entry)| Some((slot, entry.as_ref()?)))
+    }
+
+    fn commit(&mut self, memory: &dyn ServerMemory, slot: u16, entry: Entry) -> IndexInfo {
+        let at = self.layout.catalog_entry(slot) + catalog_entry::COMMIT_AT;
+        layout::store(memory, at, commit_word(&entry));
+        let info = self.info(slot, &entry);
+        self.slots[usize::from(slot)] = Some(entry);
+        info
+    }
+
+    fn info(&self, slot: u16, entry: &Entry) -> IndexInfo {
+        IndexInfo {
+            id: entry.id,
+            name: entry.name.clone(),
+            engine: entry.engine.clone(),
+            config: entry.config.clone(),
+            state: entry.state,
+            anchor: self.layout.anchor(slot),
+        }
+    }
+}
+
+fn check_text(what: &str, text: &str, max_bytes: usize) -> Result<(), ControlError> {
+    let why = if text.is_empty() {
+        format!("{what} is empty")
+    } else if text.len() > max_bytes {
+        format!("{what} has {} bytes, at most {max_bytes} fit", text.len())
+    } else if text.chars().any(char::is_control) {
+        format!("{what} contains a control character")
+    } else {
+        return Ok(());
+    };
+    Err(ControlError::BadName { why })
+}
+
+fn commit_word(entry: &Entry) -> u64 {
+    let state = match entry.state {
+        IndexState::Creating => 1,
+        IndexState::Ready => 2,
+        IndexState::Dropping => 3,
+    };
+    // Both lengths were checked to fit a byte.
+    state | (entry.name.len() as u64) << 8 | (entry.engine.len() as u64) << 16 | u64::from(entry.id) << 32
+}
+
+/// Everything but the commit word.
+fn store_parts(memory: &dyn ServerMemory, at: u64, entry: &Entry) {
+    layout::store(memory, at + catalog_entry::CONFIG_LENGTH_AT, entry.config.len() as u64);
+    layout::store(memory, at + catalog_entry::DROP_GENERATION_AT, entry.drop_generation);
+    layout::store_bytes(memory, at + catalog_entry::NAME_AT, entry.name.as_bytes());
+    layout::store_bytes(memory, at + catalog_entry::ENGINE_AT, entry.engine.as_bytes());
+    layout::store_bytes(memory, at + catalog_entry::CONFIG_AT, &entry.config);
+}
+
+/// The entry, if there is one; `None` if it was not written by this code.
+#[expect(clippy::option_option, reason = "the outer one says damaged, the inner one absent")]
+fn load_entry(memory: &dyn ServerMemory, at: u64) -> Option<Option<Entry>> {
+    let word = layout::load(memory, at + catalog_entry::COMMIT_AT);
+    if word == 0 {
+        return Some(None);
+    }
+    let state = match word & 0xff {
+        1 => IndexState::Creating,
+        2 => IndexState::Ready,
+        3 => IndexState::Dropping,
+        _ => return None,
+    };
+    let name_bytes = (word >> 8 & 0xff) as usize;
+    let engine_bytes = (word >> 16 & 0xff) as usize;
+    let config_bytes = usize::try_from(layout::load(memory, at + catalog_entry::CONFIG_LENGTH_AT)).ok()?;
+    if name_bytes > MAX_NAME_BYTES || engine_bytes > MAX_ENGINE_BYTES || config_bytes > MAX_CONFIG_BYTES {
+        return None;
+    }
+    let text = |offset, len| String::from_utf8(layout::load_bytes(memory, at + offset, len)).ok();
+    Some(Some(Entry {
+        id: (word >> 32) as u32,
+        name: text(catalog_entry::NAME_AT, name_bytes)?,
+        engine: text(catalog_entry::ENGINE_AT, engine_bytes)?,
+        config: layout::load_bytes(memory, at + catalog_entry::CONFIG_AT, config_bytes),
+        state,
+        drop_generation: layout::load(memory, at + catalog_entry::DROP_GENERATION_AT),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::VecMemory;
+    use farwood_fabric::addr::ServerId;
+
+    fn world() -> (VecMemory, ServerConfig, Catalog) {
+        let config = ServerConfig::tiny(ServerId::new(0), 1, 1);
+        let memory = VecMemory::new(&layout::regions(&config));
+        layout::format(&memory, &config);
+        let catalog = Catalog::load(&memory, &config).unwrap();
+        (memory, config, catalog)
+    }
+
+    fn create(catalog: &mut Catalog, memory: &VecMemory, name: &str) -> Result<IndexInfo, ControlError> {
+        catalog.create(memory, name.to_owned(), "dex".to_owned(), vec![1, 2, 3])
+    }
+
+    #[test]
+    fn an_index_lives_from_creating_to_dropped() {
+        let (memory, config, mut catalog) = world();
+        memory.store(RegionId::BOARD, 16, 77);
+        let info = create(&mut catalog, &memory, "a").unwrap();
+        assert_eq!(memory.load(RegionId::BOARD, 16), 0, "an anchor begins as zeroes");
+        assert_eq!((info.id, info.state), (1, IndexState::Creating));
+        let not_ready = |state| Err(ControlError::IndexNotReady { name: "a".to_owned(), state });
+        assert_eq!(catalog.open("a", None), not_ready(IndexState::Creating));
+        catalog.ready(&memory, 1).unwrap();
+        catalog.ready(&memory, 1).unwrap();
+        assert_eq!(catalog.open("a", Some("dex")).unwrap().config, [1, 2, 3]);
+        assert!(matches!(catalog.open("a", Some("sphinx")), Err(ControlError::WrongEngine { .. })));
+        assert!(matches!(catalog.finish_drop(&memory, 1, 9), Err(ControlError::BadRequest { .. })));
+        assert_eq!(catalog.dropping("a"), Ok(None));
+        catalog.begin_drop(&memory, "a", 5).unwrap();
+        assert_eq!(catalog.open("a", None), not_ready(IndexState::Dropping));
+        assert_eq!(
+            catalog.ready(&memory, 1),
+            Err(ControlError::IndexNotReady { name: "a".to_owned(), state: IndexState::Dropping })
+        );
+        let mut catalog = Catalog::load(&memory, &config).unwrap();
+        assert_eq!(catalog.dropping("a").unwrap().unwrap().1, 5);
+        assert_eq!(
+            catalog.finish_drop(&memory, 1, 4),
+            Err(ControlError::DropPending { name: "a".to_owned() })
+        );
+        assert_eq!(catalog.finish_drop(&memory, 1, 5), Ok(()));
+        assert_eq!(
+            catalog.finish_drop(&memory, 1, 5),
+            Err(ControlError::NoSuchIndex { name: "#1".to_owned() })
+        );
+        assert_eq!(create(&mut catalog, &memory, "a").unwrap().id, 2, "an id is never used twice");
+        assert_eq!(Catalog::load(&memory, &config).unwrap().slots, catalog.slots);
+    }
+
+    #[test]
+    fn what_cannot_be_stored_is_refused() {
+        let (memory, config, mut catalog) = world();
+        let long = "ü".repeat(33);
+        for name in ["", "a\nb", "\u{7f}", long.as_str()] {
+            assert!(
+                matches!(create(&mut catalog, &memory, name), Err(ControlError::BadName { .. })),
+                "{name:?}"
+            );
+        }
+        let engine = "e".repeat(33);
+        let refused = [
+            catalog.create(&memory, "n".into(), engine, vec![]),
+            catalog.create(&memory, "n".into(), String::new(), vec![]),
+            catalog.create(&memory, "n".into(), "e".into(), vec![0; 513]),
+        ];
+        assert!(refused.iter().all(|r| matches!(r, Err(ControlError::BadName { .. }))));
+        let full = "ü".repeat(32);
+        catalog.create(&memory, full.clone(), "e".repeat(32), vec![9; 512]).unwrap();
+        assert_eq!(create(&mut catalog, &memory, &full), Err(ControlError::NameExists { name: full }));
+        create(&mut catalog, &memory, "b").unwrap();
+        create(&mut catalog, &memory, "c").unwrap();
+        assert_eq!(create(&mut catalog, &memory, "d"), Err(ControlError::CatalogFull { max: 3 }));
+        assert_eq!(Catalog::load(&memory, &config).unwrap().slots, catalog.slots);
+    }
+
+    #[test]
+    fn a_damaged_entry_is_refused() {
+        let (memory, config, mut catalog) = world();
+        create(&mut catalog, &memory, "a").unwrap();
+        let at = Layout::new(&config).catalog_entry(0);
+        let good = layout::load(&memory, at);
+        for word in [good | 0xff, good | 0xff00, good | 0xff_0000, good | 9 << 32] {
+            layout::store(&memory, at, word);
+            assert!(matches!(Catalog::load(&memory, &config), Err(StartError::Mismatch(_))), "{word:#x}");
+        }
+        layout::store(&memory, at, good);
+        layout::store(&memory, at + catalog_entry::NAME_AT, 0xff);
+        assert!(Catalog::load(&memory, &config).is_err(), "a name that is no text");
+    }
+}

@@ -1,0 +1,125 @@
+//! Chunks handed out, freed, inherited and released, one rule at a time.
+
+use super::*;
+use crate::testing::VecMemory;
+
+const A: SessionId = SessionId::new(1);
+const B: SessionId = SessionId::new(2);
+
+fn world(chunks: u32) -> (VecMemory, ServerConfig, ChunkTable) {
+    let config = ServerConfig::tiny(ServerId::new(0), 1, chunks);
+    let memory = VecMemory::new(&layout::regions(&config));
+    let table = ChunkTable::load(&memory, &config).unwrap();
+    (memory, config, table)
+}
+
+fn want(index: IndexId, object_bytes: u32, count: u32, flushed_through: u64) -> Want {
+    Want { kind: ChunkType { index, class: 1, object_bytes }, count, flushed_through }
+}
+
+fn at(chunk: u64) -> u64 {
+    MAIN_BASE + chunk * 4096
+}
+
+fn full(wanted: u32, flush_helps: bool) -> Result<Handed, ControlError> {
+    Err(ControlError::PoolFull { server: ServerId::new(0), wanted, flush_helps })
+}
+
+#[test]
+fn an_orphan_is_inherited_with_its_objects() {
+    let (memory, _, mut table) = world(3);
+    let first = table.allocate(&memory, A, want(1, 64, 1, 0)).unwrap();
+    assert_eq!(first, Handed { offset: at(0), inherited: false });
+    memory.store(RegionId::MAIN, at(0) + 64, 0b101);
+    table.disown(&memory, A);
+    assert_eq!(table.allocate(&memory, B, want(1, 128, 1, 0)).unwrap().offset, at(1), "another size");
+    assert_eq!(table.allocate(&memory, B, want(2, 64, 1, 0)).unwrap().offset, at(2), "another index");
+    assert_eq!(table.allocate(&memory, B, want(1, 64, 1, 0)), Ok(Handed { offset: at(0), inherited: true }));
+    assert_eq!(memory.load(RegionId::MAIN, at(0) + 64), 0b101);
+}
+
+#[test]
+fn raw_orphans_are_not_inherited_but_may_be_freed_by_anybody() {
+    let (memory, _, mut table) = world(2);
+    table.allocate(&memory, A, want(1, 0, 2, 0)).unwrap();
+    assert!(table.free(&memory, B, at(0), 0).is_err());
+    table.disown(&memory, A);
+    assert_eq!(table.allocate(&memory, B, want(1, 0, 2, 0)), full(2, false));
+    assert_eq!(
+        table.free(&memory, B, at(1), 0),
+        Err(bad("0x2000 is inside an extent; free it by its first chunk"))
+    );
+    assert_eq!(table.free(&memory, B, at(0), 0), Ok(()));
+}
+
+#[test]
+fn a_freed_chunk_serves_its_own_type_at_once_and_others_after_the_flush() {
+    let (memory, _, mut table) = world(1);
+    table.allocate(&memory, A, want(1, 64, 1, 0)).unwrap();
+    memory.store(RegionId::MAIN, at(0) + 64, 7);
+    table.free(&memory, A, at(0), 5).unwrap();
+    assert_eq!(table.allocate(&memory, B, want(2, 64, 1, 4)), full(1, true));
+    assert_eq!(table.allocate(&memory, B, want(1, 64, 1, 4)).unwrap().offset, at(0));
+    assert_eq!(memory.load(RegionId::MAIN, at(0) + 64), 0, "all objects are free");
+    table.free(&memory, B, at(0), 6).unwrap();
+    assert_eq!(table.allocate(&memory, B, want(2, 128, 1, 6)).unwrap().offset, at(0));
+    assert_eq!(memory.load(RegionId::MAIN, at(0)), ObjectChunk::MAGIC);
+    assert_eq!(memory.load(RegionId::MAIN, at(0) + 8), 2 | 1 << 32);
+    let objects = ObjectChunk::new(4096, 128).unwrap().objects;
+    assert_eq!(memory.load(RegionId::MAIN, at(0) + 16), 128 | u64::from(objects) << 32);
+}
+
+#[test]
+fn free_chunks_come_before_flushed_ones_and_only_what_is_needed_is_dissolved() {
+    let (memory, config, mut table) = world(6);
+    table.allocate(&memory, A, want(1, 0, 2, 0)).unwrap();
+    table.allocate(&memory, A, want(1, 0, 2, 0)).unwrap();
+    table.free(&memory, A, at(0), 1).unwrap();
+    table.free(&memory, A, at(2), 1).unwrap();
+    assert_eq!(table.allocate(&memory, A, want(2, 0, 1, 1)).unwrap().offset, at(4));
+    table.free(&memory, A, at(4), 1).unwrap();
+    // Chunks 0..2, 2..4 and 4 are freed, 5 is free: three in a row begin at 0 and take half of 2..4.
+    assert_eq!(table.allocate(&memory, A, want(3, 0, 3, 0)), full(3, true));
+    assert_eq!(table.allocate(&memory, A, want(3, 0, 3, 1)).unwrap().offset, at(0));
+    assert_eq!(table.free_chunks(), 2);
+    assert_eq!(table.allocate(&memory, A, want(2, 0, 1, 0)).unwrap().offset, at(4), "still of its type");
+    assert_eq!(ChunkTable::load(&memory, &config).unwrap().extents, table.extents);
+}
+
+#[test]
+fn releasing_an_index_frees_all_of_it_and_nothing_else() {
+    let (memory, config, mut table) = world(5);
+    table.allocate(&memory, A, want(1, 0, 2, 0)).unwrap();
+    table.allocate(&memory, A, want(2, 64, 1, 0)).unwrap();
+    table.allocate(&memory, B, want(1, 64, 1, 0)).unwrap();
+    table.free(&memory, B, at(3), 99).unwrap();
+    table.release(&memory, 1);
+    assert_eq!((table.free_chunks(), table.any_of(1), table.any_of(2)), (4, false, true));
+    assert_eq!(table.owners(), [A]);
+    assert_eq!(ChunkTable::load(&memory, &config).unwrap().extents, table.extents);
+}
+
+#[test]
+fn nonsense_is_refused() {
+    let (memory, _, mut table) = world(2);
+    for nonsense in
+        [want(0, 0, 1, 0), want(1, 0, 0, 0), want(1, 64, 2, 0), want(1, 4096, 1, 0), want(1, 12, 1, 0)]
+    {
+        let refused = table.allocate(&memory, A, nonsense);
+        assert!(matches!(refused, Err(ControlError::BadRequest { .. })), "{nonsense:?}");
+    }
+    assert_eq!(table.allocate(&memory, A, want(1, 0, u32::MAX, 0)), full(u32::MAX, false));
+    for offset in [0, 8, 4096, at(0) + 8, at(2), u64::MAX] {
+        assert!(matches!(table.free(&memory, A, offset, 0), Err(ControlError::BadRequest { .. })));
+    }
+}
+
+#[test]
+fn a_damaged_table_is_refused() {
+    let (memory, config, _) = world(3);
+    let entry = Layout::new(&config).chunk_entry(1);
+    for word in [3, 1 | 1 << 8, STATE_USED, STATE_USED | 3 << 32, 1 << 20] {
+        layout::store(&memory, entry, word);
+        assert!(matches!(ChunkTable::load(&memory, &config), Err(StartError::Mismatch(_))), "{word:#x}");
+    }
+}

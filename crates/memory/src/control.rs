@@ -1,0 +1,380 @@
+//! One request of a client: may the caller ask it of this server, and which table answers.
+//!
+//! Nothing is changed before everything is checked. Where several stores are needed, those that a crash may leave
+//! behind unharmed come first (see the modules that do them).
+
+use crate::chunks::{ChunkType, Want};
+use crate::epochs::Progress;
+use crate::layout::{self, superblock};
+use crate::server::Server;
+use crate::sessions::{Attach, Listed, State};
+use farwood_fabric::addr::{ServerId, SessionId};
+use farwood_fabric::call::CallError;
+use farwood_fabric::clock::Nanos;
+use farwood_fabric::control::{ControlError, Epochs, Reply, Request, SessionInfo};
+use farwood_fabric::region::Permissions;
+use farwood_fabric::server::ServerMemory;
+
+/// A reply or refusal, and what the transport has to do before it leaves: fence, then admit (the next of that number).
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) fence: Option<SessionId>,
+    pub(crate) admit: Option<(SessionId, u64, Permissions)>,
+    pub(crate) reply: Result<Reply, CallError>,
+}
+
+impl From<Reply> for Answer {
+    fn from(reply: Reply) -> Self {
+        Self { fence: None, admit: None, reply: Ok(reply) }
+    }
+}
+
+impl Answer {
+    fn done() -> Self {
+        Reply::Done {}.into()
+    }
+
+    fn fence(session: SessionId, reply: Reply) -> Self {
+        Self { fence: Some(session), ..reply.into() }
+    }
+}
+
+impl Server {
+    /// `Hello` and `AttachSession`: what may be asked without an active session, as often as one likes.
+    pub(crate) fn introduce(
+        &mut self,
+        memory: &dyn ServerMemory,
+        (caller, term): (SessionId, u64),
+        request: &Request,
+    ) -> Result<Answer, CallError> {
+        if let Request::AttachSession { read_only, term } = *request {
+            return self.attach(memory, caller, term, read_only);
+        }
+        let stranger = caller.is_none() || self.sessions.state(caller) == State::Free;
+        if !stranger {
+            self.sessions.check_active(caller, term)?;
+        }
+        Ok(Reply::Hello { identity: self.identity.clone() }.into())
+    }
+
+    fn attach(
+        &mut self,
+        memory: &dyn ServerMemory,
+        caller: SessionId,
+        term: u64,
+        read_only: bool,
+    ) -> Result<Answer, CallError> {
+        let mut fence = None;
+        if self.sessions.check_attach(caller, term)? == Attach::Instead {
+            // Nothing of the old holder of the number may be taken for the new one's.
+            fence = Some(caller);
+            self.forget(caller);
+            if self.host.runs_for(caller) {
+                // Procedures write on the old one's behalf: it is only shut out yet, and the new one has to come again.
+                self.sessions.fence_here(memory, caller, self.sessions.term(caller))?;
+                return Ok(Answer { fence, admit: None, reply: Err(CallError::Busy { queued: 0 }) });
+            }
+            self.clean_up(memory, caller)?;
+        }
+        self.sessions.attach(memory, caller, term, read_only)?;
+        Ok(Answer { fence, ..self.welcome(caller, read_only)? })
+    }
+
+    /// Everything else; the caller is active, or nobody yet and opens a session.
+    pub(crate) fn control(
+        &mut self,
+        memory: &dyn ServerMemory,
+        caller: SessionId,
+        request: Request,
+        now: Nanos,
+    ) -> Result<Answer, CallError> {
+        if is_for_coordinator(&request) {
+            self.check_coordinator()?;
+        }
+        if self.sessions.is_read_only(caller) && !is_for_readers(&request, caller) {
+            return Err(bad(format!("{caller} only reads; open a session that may write")).into());
+        }
+        match request {
+            Request::OpenSession { read_only } => Ok(self.open(memory, caller, read_only, now)?),
+            Request::CloseSession {} => self.close(memory, caller),
+            Request::Heartbeat { oldest_pin, flushed } => {
+                Ok(self.heartbeat(memory, caller, Progress { oldest_pin, flushed }, now))
+            }
+            Request::RequestFlush {} => {
+                self.begin_flush(memory);
+                Ok(Reply::Epochs { epochs: self.clock.epochs() }.into())
+            }
+            Request::ListSessions {} => Ok(Reply::Sessions { sessions: self.list_sessions(now) }.into()),
+            Request::BeginFence { .. }
+            | Request::Fence { .. }
+            | Request::CompleteFence { .. }
+            | Request::BeginAdopt { .. }
+            | Request::AdoptChunks { .. }
+            | Request::FinishAdopt { .. } => Ok(self.bury(memory, caller, &request, now)?),
+            Request::AllocChunks { .. }
+            | Request::FreeChunks { .. }
+            | Request::ListChunks { .. }
+            | Request::ReleaseIndex { .. } => Ok(self.chunk_request(memory, caller, &request)?.into()),
+            Request::CreateIndex { .. }
+            | Request::IndexReady { .. }
+            | Request::OpenIndex { .. }
+            | Request::ListIndexes {}
+            | Request::BeginDrop { .. }
+            | Request::FinishDrop { .. } => Ok(self.catalog_request(memory, request)?.into()),
+            _ => Err(CallError::Malformed),
+        }
+    }
+
+    fn open(
+        &mut self,
+        memory: &dyn ServerMemory,
+        caller: SessionId,
+        read_only: bool,
+        now: Nanos,
+    ) -> Result<Answer, ControlError> {
+        if !caller.is_none() {
+            return Err(bad(format!("{caller} is a session already; close it before opening another")));
+        }
+        let progress = self.clock.newcomer();
+        let session = self.sessions.open(memory, read_only, progress, now)?;
+        self.clock.join(session, progress);
+        self.welcome(session, read_only)
+    }
+
+    /// The caller leaves. Its procedures write on its behalf, so it has to wait for them.
+    fn close(&mut self, memory: &dyn ServerMemory, caller: SessionId) -> Result<Answer, CallError> {
+        if self.host.runs_for(caller) || self.host.waits_for(caller) {
+            return Err(CallError::Busy { queued: 0 });
+        }
+        self.clean_up(memory, caller)?;
+        Ok(Answer::fence(caller, Reply::Done {}))
+    }
+
+    /// Chunks and journal first, the number last: whoever gets the number next finds nothing.
+    fn clean_up(&mut self, memory: &dyn ServerMemory, session: SessionId) -> Result<(), ControlError> {
+        let slot = self.sessions.slot(session)?;
+        self.chunks.disown(memory, session);
+        self.clear_journal(memory, slot);
+        self.sessions.release(memory, session);
+        self.clock.leave(session);
+        Ok(())
+    }
+
+    fn heartbeat(
+        &mut self,
+        memory: &dyn ServerMemory,
+        caller: SessionId,
+        news: Progress,
+        now: Nanos,
+    ) -> Answer {
+        self.sessions.renew(caller, now);
+        if let Some(published) = self.clock.publish(caller, news) {
+            self.sessions.publish(memory, caller, published);
+        }
+        let epochs = self.clock.epochs();
+        layout::store(memory, superblock::EPOCH_AT, epochs.epoch);
+        Reply::Epochs { epochs }.into()
+    }
+
+    fn begin_flush(&mut self, memory: &dyn ServerMemory) -> u64 {
+        let generation = self.clock.request_flush();
+        layout::store(memory, superblock::FLUSH_AT, generation);
+        generation
+    }
+
+    /// Fencing and adoption of sessions that may be dead.
+    fn bury(
+        &mut self,
+        memory: &dyn ServerMemory,
+        caller: SessionId,
+        request: &Request,
+        now: Nanos,
+    ) -> Result<Answer, ControlError> {
+        match *request {
+            Request::Fence { victim, term } | Request::FinishAdopt { victim, term }
+                if self.sessions.is_past(victim, term) =>
+            {
+                Ok(Answer::done())
+            }
+            Request::BeginFence { victim, force } => {
+                let term = self.sessions.begin_fence(memory, victim, force || victim == caller, now)?;
+                Ok(Answer::fence(victim, Reply::Victim { term }))
+            }
+            Request::Fence { victim, term } => {
+                self.sessions.fence_here(memory, victim, term)?;
+                Ok(Answer::fence(victim, Reply::Done {}))
+            }
+            Request::CompleteFence { victim, term } => {
+                self.sessions.complete_fence(memory, victim, term)?;
+                self.clock.leave(victim);
+                Ok(Answer::done())
+            }
+            Request::BeginAdopt { victim } => {
+                let term = self.sessions.begin_adopt(memory, victim, caller)?;
+                Ok(Reply::Victim { term }.into())
+            }
+            Request::AdoptChunks { victim, term } => {
+                self.sessions.check_adopter(victim, term, caller)?;
+                let journal = self.layout.journal(self.sessions.slot(victim)?);
+                let chunks = self.chunks.disown(memory, victim);
+                Ok(Reply::Adopted { chunks, journal }.into())
+            }
+            Request::FinishAdopt { victim, term } => {
+                self.sessions.check_adopter(victim, term, caller)?;
+                self.clean_up(memory, victim)?;
+                Ok(Answer::done())
+            }
+            _ => Err(bad("no request about a victim")),
+        }
+    }
+
+    fn chunk_request(
+        &mut self,
+        memory: &dyn ServerMemory,
+        caller: SessionId,
+        request: &Request,
+    ) -> Result<Reply, ControlError> {
+        match *request {
+            Request::AllocChunks { index, class, object_bytes, count, flushed_through } => {
+                let kind = ChunkType { index, class, object_bytes };
+                // The coordinator knows better than any client; the others can only believe it.
+                let known = self.is_coordinator().then(|| self.clock.epochs().flushed_through);
+                let flushed_through = flushed_through.min(known.unwrap_or(u64::MAX));
+                let want = Want { kind, count, flushed_through };
+                let handed = self.chunks.allocate(memory, caller, want)?;
+                Ok(Reply::Chunks { offset: handed.offset, inherited: handed.inherited })
+            }
+            Request::FreeChunks { offset, generation } => {
+                self.chunks.free(memory, caller, offset, generation)?;
+                Ok(Reply::Done {})
+            }
+            Request::ListChunks { owner } => Ok(Reply::ChunkList {
+                chunks: self.chunks.list(owner),
+                total: self.chunks.total(),
+                free: self.chunks.free_chunks(),
+            }),
+            Request::ReleaseIndex { index } => {
+                if self.is_coordinator() {
+                    self.catalog.check_released(index, self.clock.epochs().flushed_through)?;
+                }
+                self.chunks.release(memory, index);
+                Ok(Reply::Done {})
+            }
+            _ => Err(bad("no request about chunks")),
+        }
+    }
+
+    fn catalog_request(
+        &mut self,
+        memory: &dyn ServerMemory,
+        request: Request,
+    ) -> Result<Reply, ControlError> {
+        match request {
+            Request::CreateIndex { name, engine, config } => {
+                Ok(Reply::Index { info: self.catalog.create(memory, name, engine, config)? })
+            }
+            Request::IndexReady { index } => {
+                self.catalog.ready(memory, index)?;
+                Ok(Reply::Done {})
+            }
+            Request::OpenIndex { name, engine } => {
+                Ok(Reply::Index { info: self.catalog.open(&name, engine.as_deref())? })
+            }
+            Request::ListIndexes {} => Ok(Reply::Indexes { infos: self.catalog.list() }),
+            Request::BeginDrop { name } => {
+                if let Some((info, generation)) = self.catalog.dropping(&name)? {
+                    return Ok(Reply::Dropping { info, generation });
+                }
+                // Nobody learns of the generation before the state has changed: both happen within this call.
+                let generation = self.begin_flush(memory);
+                let info = self.catalog.begin_drop(memory, &name, generation)?;
+                Ok(Reply::Dropping { info, generation })
+            }
+            Request::FinishDrop { index } => {
+                let flushed_through = self.clock.epochs().flushed_through;
+                self.catalog.check_released(index, flushed_through)?;
+                if self.catalog.contains(index) && self.chunks.any_of(index) {
+                    return Err(bad(format!(
+                        "index #{index} still has chunks; release it on every server first"
+                    )));
+                }
+                self.catalog.finish_drop(memory, index, flushed_through)?;
+                Ok(Reply::Done {})
+            }
+            _ => Err(bad("no request about the catalog")),
+        }
+    }
+
+    fn welcome(&self, session: SessionId, read_only: bool) -> Result<Answer, ControlError> {
+        let permissions = if read_only { Permissions::READ } else { Permissions::ALL };
+        let coordinator = self.is_coordinator();
+        let reply = Reply::Session {
+            session,
+            term: self.sessions.term(session),
+            lease_ns: self.config.lease_ns,
+            journal: self.layout.journal(self.sessions.slot(session)?),
+            epochs: if coordinator { self.clock.epochs() } else { Epochs::default() },
+        };
+        Ok(Answer {
+            fence: None,
+            admit: Some((session, self.sessions.term(session), permissions)),
+            reply: Ok(reply),
+        })
+    }
+
+    fn list_sessions(&self, now: Nanos) -> Vec<SessionInfo> {
+        let sessions = self.sessions.list(now).into_iter();
+        let sessions = sessions.map(|Listed { session, term, state, lease_left_ns }| {
+            let oldest_pin = self.clock.progress(session).map_or(0, |progress| progress.oldest_pin);
+            SessionInfo { session, term, state, lease_left_ns, oldest_pin }
+        });
+        sessions.collect()
+    }
+
+    fn is_coordinator(&self) -> bool {
+        self.config.is_coordinator()
+    }
+
+    fn check_coordinator(&self) -> Result<(), ControlError> {
+        let server = ServerId::COORDINATOR;
+        if self.is_coordinator() { Ok(()) } else { Err(ControlError::NotCoordinator { server }) }
+    }
+}
+
+/// What concerns the whole pool.
+fn is_for_coordinator(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::OpenSession { .. }
+            | Request::Heartbeat { .. }
+            | Request::RequestFlush {}
+            | Request::BeginFence { .. }
+            | Request::CompleteFence { .. }
+            | Request::BeginAdopt { .. }
+            | Request::CreateIndex { .. }
+            | Request::IndexReady { .. }
+            | Request::OpenIndex { .. }
+            | Request::ListIndexes {}
+            | Request::BeginDrop { .. }
+            | Request::FinishDrop { .. }
+            | Request::ListSessions {}
+    )
+}
+
+/// What a session that only reads may ask: to look, to live, and to end itself.
+fn is_for_readers(request: &Request, caller: SessionId) -> bool {
+    match request {
+        Request::CloseSession {}
+        | Request::Heartbeat { .. }
+        | Request::ListChunks { .. }
+        | Request::OpenIndex { .. }
+        | Request::ListIndexes {}
+        | Request::ListSessions {} => true,
+        Request::BeginFence { victim, .. } | Request::Fence { victim, .. } => *victim == caller,
+        _ => false,
+    }
+}
+
+fn bad(why: impl Into<String>) -> ControlError {
+    ControlError::BadRequest { why: why.into() }
+}

@@ -1,0 +1,294 @@
+//! One call: was it seen before, may the caller ask, and in which order are the actions.
+//!
+//! 1. The caller is looked up: what comes from a session that is not active here is refused, and leaves no trace.
+//!    Only `OpenSession` is taken from nobody.
+//! 2. The call table: a repeat of a running call is ignored (the one reply goes to whoever asked last), a repeat of
+//!    a finished one gets the kept outcome.
+//! 3. Built-in calls are executed at once (see `control`), procedures go to the host.
+//! 4. Actions: `Fence`, then `Admit`, then `Reply`. The answer to a fence is held back while procedures that the
+//!    victim called still run here.
+//!
+//! `Hello` and `AttachSession` skip 1 and 2: they may be repeated anyway. Those who have no session yet are told
+//! apart by the random numbers of their endpoints, so a repeated `OpenSession` is answered with the session that it
+//! opened. To the call table they are all one session, nobody, which therefore is never forgotten as a whole.
+//!
+//! Thread safety: one lock around everything; every call is short.
+
+use crate::catalog::Catalog;
+use crate::chunks::ChunkTable;
+use crate::config::ServerConfig;
+use crate::control::Answer;
+use crate::epochs::EpochClock;
+use crate::host::{Admission, Host, Job};
+use crate::layout::{self, FORMAT_VERSION, Layout, MAGIC, superblock};
+use crate::sessions::{SessionTable, State};
+use farwood_fabric::addr::{RegionId, SessionId};
+use farwood_fabric::call::{Call, CallError, CallId, CallOutcome, CallTable, Seen};
+use farwood_fabric::clock::Nanos;
+use farwood_fabric::control::{JOURNAL_BYTES, Request};
+use farwood_fabric::procedure::{ProcedureId, ProcedureSet};
+use farwood_fabric::region::{Identity, RegionSpec};
+use farwood_fabric::server::{HostAction, ServerLogic, ServerMemory, StartError};
+use farwood_fabric::wire::{decode, encode};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A memory server without a network.
+#[derive(Debug)]
+pub struct MemoryServer {
+    config: ServerConfig,
+    procedures: ProcedureSet,
+    server: Mutex<Option<Server>>,
+}
+
+impl MemoryServer {
+    /// A server that will offer `procedures`, once it is started on its memory.
+    pub fn new(config: ServerConfig, procedures: ProcedureSet) -> Result<Self, StartError> {
+        config.validate()?;
+        Ok(Self { config, procedures, server: Mutex::new(None) })
+    }
+
+    /// How it is set up.
+    pub fn config(&self) -> &ServerConfig {
+        &self.config
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Server>> {
+        // What a panic under the lock can leave behind is what a crash can: the tables allow for that.
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ServerLogic for MemoryServer {
+    fn regions(&self) -> Vec<RegionSpec> {
+        layout::regions(&self.config)
+    }
+
+    fn start(&self, memory: &dyn ServerMemory, _now: Nanos) -> Result<Identity, StartError> {
+        let server = Server::start(memory, &self.config)?;
+        let identity = server.identity.clone();
+        *self.lock() = Some(server);
+        Ok(identity)
+    }
+
+    fn call(&self, memory: &dyn ServerMemory, call: Call, now: Nanos) -> Vec<HostAction> {
+        match self.lock().as_mut() {
+            Some(server) => server.call(memory, &self.procedures, call, now),
+            None => vec![reply(call.id, Err(CallError::Failed("the server has not started".to_owned())))],
+        }
+    }
+
+    fn finished(&self, call: CallId, outcome: CallOutcome) -> Vec<HostAction> {
+        self.lock().as_mut().map_or_else(Vec::new, |server| server.finished(call, outcome))
+    }
+
+    fn cores(&self) -> usize {
+        self.config.cores
+    }
+}
+
+/// The answer to a fence that waits for procedures of the victim.
+#[derive(Debug)]
+struct HeldBack {
+    victim: SessionId,
+    to: CallId,
+    outcome: CallOutcome,
+}
+
+/// A started server.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(crate) config: ServerConfig,
+    pub(crate) layout: Layout,
+    pub(crate) identity: Identity,
+    pub(crate) chunks: ChunkTable,
+    pub(crate) sessions: SessionTable,
+    pub(crate) clock: EpochClock,
+    pub(crate) catalog: Catalog,
+    pub(crate) host: Host,
+    calls: CallTable,
+    held_back: Vec<HeldBack>,
+}
+
+impl Server {
+    /// Formats zeroed memory, or takes over what is there.
+    fn start(memory: &dyn ServerMemory, config: &ServerConfig) -> Result<Self, StartError> {
+        match layout::load(memory, superblock::MAGIC_AT) {
+            0 => layout::format(memory, config),
+            MAGIC => {}
+            _ => return Err(StartError::Mismatch("it holds something that is not Farwood's".to_owned())),
+        }
+        let incarnation = layout::recognise(memory, config)?;
+        let (sessions, living) = SessionTable::load(memory, config)?;
+        let mut clock = EpochClock::new(
+            layout::load(memory, superblock::EPOCH_AT),
+            layout::load(memory, superblock::FLUSH_AT),
+        );
+        for (session, progress) in living {
+            clock.join(session, progress);
+        }
+        let identity = Identity {
+            pool: config.pool,
+            server: config.server,
+            servers: config.servers,
+            incarnation,
+            format: FORMAT_VERSION,
+            chunk_bytes: config.chunk_bytes,
+            regions: layout::regions(config),
+        };
+        let mut server = Self {
+            config: config.clone(),
+            layout: Layout::new(config),
+            identity,
+            chunks: ChunkTable::load(memory, config)?,
+            sessions,
+            clock,
+            catalog: Catalog::load(memory, config)?,
+            host: Host::new(config.cores, config.max_long, config.queue),
+            calls: CallTable::default(),
+            held_back: Vec::new(),
+        };
+        server.sessions.repair(memory);
+        server.disown_the_gone(memory);
+        Ok(server)
+    }
+
+    /// Chunks of sessions that do not exist become nobody's. Numbers are freed after their chunks, so none should
+    /// be found; if one were, the next session of that number would take it for its own.
+    fn disown_the_gone(&mut self, memory: &dyn ServerMemory) {
+        for owner in self.chunks.owners() {
+            if self.sessions.state(owner) == State::Free {
+                self.chunks.disown(memory, owner);
+            }
+        }
+    }
+
+    fn call(
+        &mut self,
+        memory: &dyn ServerMemory,
+        procedures: &ProcedureSet,
+        call: Call,
+        now: Nanos,
+    ) -> Vec<HostAction> {
+        let id = call.id;
+        if call.procedure != ProcedureId::CONTROL {
+            return self.call_procedure(procedures, call);
+        }
+        let Ok(request) = decode::<Request>(&call.request) else {
+            return vec![reply(id, Err(CallError::Malformed))];
+        };
+        if matches!(request, Request::Hello {} | Request::AttachSession { .. }) {
+            return actions(id, self.introduce(memory, (id.session, id.term), &request));
+        }
+        let is_newcomer = id.session.is_none() && matches!(request, Request::OpenSession { .. });
+        let known = if is_newcomer { self.seen(&call) } else { self.recall(&call) };
+        if let Some(known) = known {
+            return known;
+        }
+        let answer = self.control(memory, id.session, request, now);
+        let fenced = answer.as_ref().ok().and_then(|answer| answer.fence);
+        if let Some(victim) = fenced {
+            self.forget(victim);
+        }
+        let mut actions = actions(id, answer);
+        match fenced {
+            Some(victim) if self.host.runs_for(victim) => {
+                if let Some(HostAction::Reply { to, outcome }) = actions.pop() {
+                    self.held_back.push(HeldBack { victim, to, outcome });
+                }
+            }
+            _ => {
+                if let Some(HostAction::Reply { outcome, .. }) = actions.last() {
+                    self.calls.finish(id, outcome);
+                }
+            }
+        }
+        actions
+    }
+
+    fn call_procedure(&mut self, procedures: &ProcedureSet, call: Call) -> Vec<HostAction> {
+        let id = call.id;
+        if let Some(known) = self.recall(&call) {
+            return known;
+        }
+        let refusal = match procedures.get(call.procedure) {
+            None => CallError::NoSuchProcedure { procedure: call.procedure },
+            Some(procedure) => match self.host.admit(Job { call: id, procedure, request: call.request }) {
+                Admission::Run(job) => return vec![run(job)],
+                Admission::Waits => return vec![],
+                Admission::Busy { queued } => CallError::Busy { queued },
+            },
+        };
+        let outcome = Err(refusal);
+        self.calls.finish(id, &outcome);
+        vec![reply(id, outcome)]
+    }
+
+    /// What there is to do about a session's call that is not to be run; `None`: it is new, and noted.
+    fn recall(&mut self, call: &Call) -> Option<Vec<HostAction>> {
+        if let Err(refusal) = self.sessions.check_active(call.id.session, call.id.term) {
+            return Some(vec![reply(call.id, Err(refusal.into()))]);
+        }
+        self.seen(call)
+    }
+
+    /// The same, whoever calls.
+    fn seen(&mut self, call: &Call) -> Option<Vec<HostAction>> {
+        match self.calls.begin(call) {
+            Seen::New => None,
+            Seen::Running => Some(vec![]),
+            Seen::Done(outcome) => Some(vec![reply(call.id, outcome)]),
+            Seen::Forgotten => Some(vec![reply(call.id, Err(CallError::Forgotten))]),
+        }
+    }
+
+    fn finished(&mut self, call: CallId, outcome: CallOutcome) -> Vec<HostAction> {
+        let Some(finished) = self.host.finish(call) else { return vec![] };
+        let mut actions = Vec::new();
+        if !finished.abandoned {
+            self.calls.finish(call, &outcome);
+            actions.push(reply(call, outcome));
+        }
+        actions.extend(finished.next.map(run));
+        let (done, waiting) = std::mem::take(&mut self.held_back)
+            .into_iter()
+            .partition::<Vec<_>, _>(|held| !self.host.runs_for(held.victim));
+        self.held_back = waiting;
+        for HeldBack { to, outcome, .. } in done {
+            self.calls.finish(to, &outcome);
+            actions.push(reply(to, outcome));
+        }
+        actions
+    }
+
+    /// Nothing of the session counts any more: its calls, its procedures' outcomes, the answers it waits for.
+    pub(crate) fn forget(&mut self, session: SessionId) {
+        debug_assert!(!session.is_none(), "nobody's calls are those of many newcomers");
+        self.calls.forget(session);
+        self.host.forget(session);
+        self.held_back.retain(|held| held.to.session != session);
+    }
+
+    /// Zeroes a session's journal.
+    pub(crate) fn clear_journal(&self, memory: &dyn ServerMemory, slot: u16) {
+        layout::clear(memory, RegionId::BOARD, self.layout.journal(slot).offset(), JOURNAL_BYTES);
+    }
+}
+
+fn reply(to: CallId, outcome: CallOutcome) -> HostAction {
+    HostAction::Reply { to, outcome }
+}
+
+fn run(job: Job) -> HostAction {
+    HostAction::Run { call: job.call, procedure: job.procedure, request: job.request }
+}
+
+/// The actions of a built-in call, the reply last.
+fn actions(to: CallId, answer: Result<Answer, CallError>) -> Vec<HostAction> {
+    let Answer { fence, admit, reply: message } = match answer {
+        Ok(answer) => answer,
+        Err(error) => return vec![reply(to, Err(error))],
+    };
+    let admit = admit.map(|(session, term, permissions)| HostAction::Admit { session, term, permissions });
+    let fence = fence.map(|session| HostAction::Fence { session });
+    fence.into_iter().chain(admit).chain([reply(to, message.map(|message| encode(&message)))]).collect()
+}

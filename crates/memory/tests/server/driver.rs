@@ -1,0 +1,151 @@
+//! A server on memory made of vectors, driven by one call at a time.
+
+use farwood_fabric::addr::SessionId;
+use farwood_fabric::call::{Call, CallError, CallId, CallOutcome};
+use farwood_fabric::clock::Nanos;
+use farwood_fabric::control::{ControlError, Epochs, Reply, Request};
+use farwood_fabric::procedure::{ProcedureId, ProcedureSet};
+use farwood_fabric::server::{HostAction, ServerLogic, ServerMemory};
+use farwood_fabric::wire::{decode, encode};
+use farwood_memory::testing::VecMemory;
+use farwood_memory::{MemoryServer, ServerConfig};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+pub(crate) struct World<M = VecMemory> {
+    pub(crate) config: ServerConfig,
+    pub(crate) memory: M,
+    pub(crate) server: MemoryServer,
+    pub(crate) procedures: ProcedureSet,
+    pub(crate) now: Nanos,
+    sequence: u64,
+    /// The terms in which sessions were admitted last, which their calls carry.
+    terms: RefCell<BTreeMap<SessionId, u64>>,
+}
+
+impl World {
+    pub(crate) fn new(config: ServerConfig) -> Self {
+        Self::with(config, ProcedureSet::default())
+    }
+
+    pub(crate) fn with(config: ServerConfig, procedures: ProcedureSet) -> Self {
+        let server = MemoryServer::new(config.clone(), procedures.clone()).expect("the limits are valid");
+        let memory = VecMemory::new(&server.regions());
+        Self::on(memory, config, procedures)
+    }
+}
+
+impl<M: ServerMemory> World<M> {
+    /// A server on memory that is there already.
+    pub(crate) fn on(memory: M, config: ServerConfig, procedures: ProcedureSet) -> Self {
+        let server = MemoryServer::new(config.clone(), procedures.clone()).expect("the limits are valid");
+        server.start(&memory, 0).expect("the memory is ours");
+        Self { config, memory, server, procedures, now: 0, sequence: 0, terms: RefCell::default() }
+    }
+
+    /// The process ends, another one takes over the memory.
+    pub(crate) fn restart(&mut self) {
+        self.server =
+            MemoryServer::new(self.config.clone(), self.procedures.clone()).expect("the limits are valid");
+        self.server.start(&self.memory, self.now).expect("the memory is ours");
+    }
+
+    pub(crate) fn call(&mut self, session: SessionId, procedure: ProcedureId, request: Vec<u8>) -> Call {
+        self.sequence += 1;
+        let term = self.terms.borrow().get(&session).copied().unwrap_or(0);
+        let id = CallId { session, term, endpoint: 3, sequence: self.sequence };
+        Call { id, acknowledged_below: 0, procedure, request }
+    }
+
+    pub(crate) fn control(&mut self, session: SessionId, request: &Request) -> Call {
+        self.call(session, ProcedureId::CONTROL, encode(request))
+    }
+
+    pub(crate) fn send(&self, call: &Call) -> Vec<HostAction> {
+        let actions = self.server.call(&self.memory, call.clone(), self.now);
+        for action in &actions {
+            if let HostAction::Admit { session, term, .. } = action {
+                self.terms.borrow_mut().insert(*session, *term);
+            }
+        }
+        actions
+    }
+
+    /// The reply to a request.
+    pub(crate) fn ask(&mut self, session: SessionId, request: Request) -> Result<Reply, CallError> {
+        let call = self.control(session, &request);
+        let actions = self.send(&call);
+        understand(outcome(&call, actions))
+    }
+
+    /// The reply to a request that is sent twice under one name: it must be the same.
+    pub(crate) fn ask_twice(&mut self, session: SessionId, request: Request) -> Result<Reply, CallError> {
+        let call = self.control(session, &request);
+        let first = outcome(&call, self.send(&call));
+        let second = outcome(&call, self.send(&call));
+        assert_eq!(first, second, "a repeat of {request:?} got another reply");
+        understand(first)
+    }
+
+    pub(crate) fn open(&mut self) -> Result<(SessionId, Epochs), CallError> {
+        self.open_with_term().map(|(session, _, epochs)| (session, epochs))
+    }
+
+    pub(crate) fn open_with_term(&mut self) -> Result<(SessionId, u64, Epochs), CallError> {
+        match self.ask(SessionId::NONE, Request::OpenSession { read_only: false })? {
+            Reply::Session { session, term, epochs, .. } => Ok((session, term, epochs)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Comes to a server that is not the coordinator.
+    pub(crate) fn attach(&mut self, session: SessionId, term: u64) -> Result<Reply, CallError> {
+        self.ask(session, Request::AttachSession { read_only: false, term })
+    }
+
+    /// The victim's term, which the first step of a fence or an adoption answers with.
+    pub(crate) fn victim(&mut self, by: SessionId, request: Request) -> u64 {
+        match self.ask(by, request.clone()) {
+            Ok(Reply::Victim { term }) => term,
+            other => panic!("{request:?}: {other:?}"),
+        }
+    }
+
+    pub(crate) fn done(&mut self, session: SessionId, request: Request) {
+        assert_eq!(self.ask(session, request.clone()), Ok(Reply::Done {}), "{request:?}");
+    }
+
+    /// Fences and adopts a session by the whole protocol of a pool of one server.
+    pub(crate) fn bury(&mut self, by: SessionId, victim: SessionId, force: bool) -> Reply {
+        let term = self.victim(by, Request::BeginFence { victim, force });
+        self.done(by, Request::CompleteFence { victim, term });
+        assert_eq!(self.victim(by, Request::BeginAdopt { victim }), term, "nobody else comes in between");
+        let adopted = self.ask(by, Request::AdoptChunks { victim, term }).expect("it is fenced");
+        self.done(by, Request::FinishAdopt { victim, term });
+        adopted
+    }
+}
+
+/// The outcome that the last action replies with.
+pub(crate) fn outcome(call: &Call, mut actions: Vec<HostAction>) -> CallOutcome {
+    match actions.pop() {
+        Some(HostAction::Reply { to, outcome }) if to == call.id => outcome,
+        other => panic!("the last action is no reply: {other:?}"),
+    }
+}
+
+pub(crate) fn understand(outcome: CallOutcome) -> Result<Reply, CallError> {
+    outcome.map(|bytes| decode(&bytes).expect("the server's replies can be decoded"))
+}
+
+pub(crate) fn refused(error: ControlError) -> Result<Reply, CallError> {
+    Err(CallError::Control(error))
+}
+
+pub(crate) fn is_bad_request(reply: &Result<Reply, CallError>) -> bool {
+    matches!(reply, Err(CallError::Control(ControlError::BadRequest { .. })))
+}
+
+pub(crate) fn s(id: u16) -> SessionId {
+    SessionId::new(id)
+}
