@@ -1,0 +1,132 @@
+//! What every index offers: the operations, and the ways in which they can fail.
+
+use farwood_fabric::FabricError;
+use farwood_fabric::control::ControlError;
+use std::fmt;
+use std::ops::Bound;
+
+/// A key and its value.
+pub type KeyValue = (Vec<u8>, Vec<u8>);
+
+/// Why an operation has no result.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum IndexError {
+    /// The operation may have happened, or not; whatever becomes of it has become of it by now.
+    Unknown,
+    /// This session is fenced; whether the operation happened is unknown. Open a new session.
+    Fenced,
+    /// The key cannot be stored in this index.
+    BadKey {
+        /// Why not.
+        why: String,
+    },
+    /// The value cannot be stored in this index.
+    BadValue {
+        /// Why not.
+        why: String,
+    },
+    /// No memory is left. The operation did not happen.
+    PoolFull(ControlError),
+    /// The index is being dropped, or is gone.
+    Dropped,
+    /// The operation was retried as often as allowed. It did not happen.
+    Contended {
+        /// What it did not get.
+        what: &'static str,
+        /// How often it tried.
+        attempts: u32,
+    },
+    /// Far memory does not hold what it must hold.
+    Corrupt {
+        /// What was found.
+        what: String,
+    },
+    /// The memory servers, or the way to them, failed. The operation did not happen.
+    Fabric(FabricError),
+}
+
+impl IndexError {
+    /// Whether the operation may have happened.
+    pub fn is_unknown(&self) -> bool {
+        match self {
+            Self::Unknown | Self::Fenced => true,
+            Self::Fabric(error) => error.is_unknown(),
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for IndexError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown => {
+                f.write_str("the operation may or may not have happened; read before repeating it")
+            }
+            Self::Fenced => f.write_str(
+                "this session was fenced; open a new one, and read before repeating the operation",
+            ),
+            Self::BadKey { why } => write!(f, "this index cannot store the key: {why}"),
+            Self::BadValue { why } => write!(f, "this index cannot store the value: {why}"),
+            Self::PoolFull(error) => error.fmt(f),
+            Self::Dropped => f.write_str("the index was dropped"),
+            Self::Contended { what, attempts } => {
+                write!(f, "did not get {what} in {attempts} attempts; try again later")
+            }
+            Self::Corrupt { what } => write!(f, "far memory is damaged: {what}; run a check of the index"),
+            Self::Fabric(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for IndexError {}
+
+impl From<FabricError> for IndexError {
+    fn from(error: FabricError) -> Self {
+        match error {
+            FabricError::Fenced { .. } => Self::Fenced,
+            error if error.is_unknown() => Self::Unknown,
+            error => match error.control() {
+                Some(full @ ControlError::PoolFull { .. }) => Self::PoolFull(full.clone()),
+                Some(ControlError::SessionFenced { .. }) => Self::Fenced,
+                _ => Self::Fabric(error),
+            },
+        }
+    }
+}
+
+/// An ordered map in far memory, as one endpoint sees it. Point operations are linearizable; a scan returns, in order and
+/// once, every key that was present throughout, and no pair that never was.
+pub trait OrderedIndex {
+    /// The value of a key.
+    fn get(&self, key: &[u8]) -> impl Future<Output = Result<Option<Vec<u8>>, IndexError>>;
+
+    /// Sets the value of a key.
+    fn put(&self, key: &[u8], value: &[u8]) -> impl Future<Output = Result<(), IndexError>>;
+
+    /// If the key holds `expected` (`None`: nothing), lets it hold `new` (`None`: nothing). Whether it did.
+    fn compare_and_swap(
+        &self,
+        key: &[u8],
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> impl Future<Output = Result<bool, IndexError>>;
+
+    /// Sets the value of a key that is absent. Whether it was.
+    fn put_if_absent(&self, key: &[u8], value: &[u8]) -> impl Future<Output = Result<bool, IndexError>>;
+
+    /// Sets the value of a key that is present. Whether it was.
+    fn update_if_present(&self, key: &[u8], value: &[u8]) -> impl Future<Output = Result<bool, IndexError>>;
+
+    /// Removes a key. Whether it was there.
+    fn delete(&self, key: &[u8]) -> impl Future<Output = Result<bool, IndexError>>;
+
+    /// Up to `limit` pairs between two bounds, from the lower end, or from the upper if `reverse`.
+    fn scan(
+        &self,
+        start: Bound<&[u8]>,
+        end: Bound<&[u8]>,
+        limit: usize,
+        reverse: bool,
+    ) -> impl Future<Output = Result<Vec<KeyValue>, IndexError>>;
+}

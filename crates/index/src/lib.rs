@@ -1,0 +1,18 @@
+//! Ordered indexes in far memory: what a user of an index sees, and what the engines are built from.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`api`] | the operations that every index offers, and their errors |
+//! | [`pool`] | a compute server's membership in a pool, and the catalog: create, open, list, drop |
+//! | [`shared`] | what engines share: whole reads, remote locks, the object heap |
+//!
+//! Engines never import each other, and nothing here knows which transport it runs on.
+
+#![forbid(unsafe_code)]
+
+pub mod api;
+pub mod pool;
+pub mod shared;
+
+pub use api::{IndexError, KeyValue, OrderedIndex};
+pub use pool::Pool;

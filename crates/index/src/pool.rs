@@ -1,0 +1,191 @@
+//! A compute server's membership in a pool, and the pool's catalog: create, open, list, drop.
+
+use crate::shared::heap::{self, Heap};
+use farwood_fabric::control::{ControlError, IndexId, IndexInfo, IndexState, Reply, Request};
+use farwood_fabric::session::Estate;
+use farwood_fabric::{
+    CallError, Cluster, Endpoint, FabricError, Op, ServerId, Session, SessionId, SessionOptions,
+};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// How often a drop waits for others to let go of the index.
+const MAX_DROP_WAITS: u32 = 100;
+/// How long one such wait takes.
+const WAIT_NS: u64 = 200_000;
+
+/// What became of a dead session's belongings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Recovered {
+    /// Chunks that serve again.
+    pub chunks: usize,
+    /// Retired objects that were taken over.
+    pub objects: u64,
+}
+
+/// A pool, joined: a session, and the heap that goes with it. Cheap to clone, usable from any thread.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    session: Session,
+    heap: Heap,
+    /// Whom this session is cleaning up after. The coordinator lets one session adopt a victim at a time, but cannot tell that
+    /// session's tasks apart.
+    recovering: Arc<Mutex<BTreeSet<SessionId>>>,
+}
+
+/// Ends an entry in [`Pool::recovering`], also when the recovery is cut short.
+struct Recovering<'a> {
+    pool: &'a Pool,
+    victim: SessionId,
+}
+
+impl<'a> Recovering<'a> {
+    fn begin(pool: &'a Pool, victim: SessionId) -> Result<Self, FabricError> {
+        if pool.recovering.lock().unwrap_or_else(PoisonError::into_inner).insert(victim) {
+            return Ok(Self { pool, victim });
+        }
+        let error = ControlError::BeingAdopted { session: victim, by: pool.session.id() };
+        Err(CallError::Control(error).into())
+    }
+}
+
+impl Drop for Recovering<'_> {
+    fn drop(&mut self) {
+        self.pool.recovering.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.victim);
+    }
+}
+
+impl Pool {
+    /// Joins the pool with a new session. Runs on the current thread's executor.
+    pub async fn join(cluster: &Cluster, options: SessionOptions) -> Result<Self, FabricError> {
+        Self::join_with(cluster, options, heap::Sabotage::default()).await
+    }
+
+    /// Joins with a heap that makes mistakes, for tests of the tests.
+    pub async fn join_with(
+        cluster: &Cluster,
+        options: SessionOptions,
+        sabotage: heap::Sabotage,
+    ) -> Result<Self, FabricError> {
+        let session = Session::open(cluster, options).await?;
+        let heap = Heap::new(&session, sabotage);
+        Ok(Self { session, heap, recovering: Arc::default() })
+    }
+
+    /// The session.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// The heap that all indexes of this session share.
+    pub fn heap(&self) -> &Heap {
+        &self.heap
+    }
+
+    /// Enters a new index into the catalog. Nobody can open it until [`Pool::index_ready`].
+    pub async fn create_index(
+        &self,
+        op: &Op,
+        name: &str,
+        engine: &str,
+        config: &[u8],
+    ) -> Result<IndexInfo, FabricError> {
+        let (name, engine, config) = (name.to_owned(), engine.to_owned(), config.to_vec());
+        index_of(op.control(ServerId::COORDINATOR, &Request::CreateIndex { name, engine, config }).await?)
+    }
+
+    /// Lets others open an index whose layout is in place.
+    pub async fn index_ready(&self, op: &Op, index: IndexId) -> Result<(), FabricError> {
+        op.control(ServerId::COORDINATOR, &Request::IndexReady { index }).await.map(drop)
+    }
+
+    /// Finds an index by name, of a certain engine if one is named.
+    pub async fn open_index(
+        &self,
+        op: &Op,
+        name: &str,
+        engine: Option<&str>,
+    ) -> Result<IndexInfo, FabricError> {
+        let (name, engine) = (name.to_owned(), engine.map(str::to_owned));
+        index_of(op.control(ServerId::COORDINATOR, &Request::OpenIndex { name, engine }).await?)
+    }
+
+    /// All indexes of the pool.
+    pub async fn list_indexes(&self, op: &Op) -> Result<Vec<IndexInfo>, FabricError> {
+        match op.control(ServerId::COORDINATOR, &Request::ListIndexes {}).await? {
+            Reply::Indexes { infos } => Ok(infos),
+            _ => Err(CallError::Malformed.into()),
+        }
+    }
+
+    /// Whether an index that was open is still there; to be asked after a flush.
+    pub async fn is_ready(&self, op: &Op, index: &IndexInfo) -> Result<bool, FabricError> {
+        let infos = self.list_indexes(op).await?;
+        Ok(infos.iter().any(|info| info.id == index.id && info.state == IndexState::Ready))
+    }
+
+    /// Drops an index: nobody opens it any more; once every session has let go of it its memory is free. If some session
+    /// does not within a bounded time, the error says so, and whoever drops it again goes on from there.
+    pub async fn drop_index(&self, endpoint: &Endpoint, name: &str) -> Result<(), FabricError> {
+        let op = endpoint.op();
+        let request = Request::BeginDrop { name: name.to_owned() };
+        let Reply::Dropping { info, generation } = op.control(ServerId::COORDINATOR, &request).await? else {
+            return Err(CallError::Malformed.into());
+        };
+        // This operation must not hold the epoch that the flush waits for.
+        drop(op);
+        for _ in 0..MAX_DROP_WAITS {
+            if self.session.heartbeat(endpoint).await?.flushed_through >= generation {
+                return self.finish_drop(&endpoint.op(), &info).await;
+            }
+            endpoint.sleep(WAIT_NS).await;
+        }
+        Err(CallError::Control(ControlError::DropPending { name: name.to_owned() }).into())
+    }
+
+    async fn finish_drop(&self, op: &Op, info: &IndexInfo) -> Result<(), FabricError> {
+        self.heap.forget_index(info.id);
+        for server in self.session.servers() {
+            op.control(*server, &Request::ReleaseIndex { index: info.id }).await?;
+        }
+        op.control(ServerId::COORDINATOR, &Request::FinishDrop { index: info.id }).await.map(drop)
+    }
+
+    /// Fences a session whose lease has run out and takes over what it held. `clean_up` finishes or undoes what it was in
+    /// the middle of and frees its locks, before its number can be used again.
+    pub async fn recover<E: From<FabricError>>(
+        &self,
+        op: &Op,
+        victim: SessionId,
+        clean_up: impl AsyncFnOnce(&Op, &Estate) -> Result<(), E>,
+    ) -> Result<Recovered, E> {
+        let _exclusive = Recovering::begin(self, victim)?;
+        self.session.fence(op, victim, false).await?;
+        let estate = self.session.adopt(op, victim).await?;
+        clean_up(op, &estate).await?;
+        let objects = self.heap.inherit(op, &estate).await?;
+        self.session.finish_adoption(op, &estate).await?;
+        Ok(Recovered { chunks: estate.chunks.len(), objects })
+    }
+
+    /// Leaves the pool. If retired objects could not be freed, because an operation elsewhere may still reach them, the session
+    /// is not closed but fenced: its journal stays, and whoever recovers it next takes them over. Returns how many.
+    pub async fn leave(self, endpoint: &Endpoint) -> Result<usize, FabricError> {
+        let left = self.heap.close(endpoint).await?;
+        if left == 0 {
+            self.session.close(endpoint).await?;
+        } else {
+            let victim = self.session.id();
+            let request = Request::BeginFence { victim, force: true };
+            endpoint.op().control(ServerId::COORDINATOR, &request).await?;
+        }
+        Ok(left)
+    }
+}
+
+fn index_of(reply: Reply) -> Result<IndexInfo, FabricError> {
+    match reply {
+        Reply::Index { info } => Ok(info),
+        _ => Err(CallError::Malformed.into()),
+    }
+}

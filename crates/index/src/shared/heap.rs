@@ -1,0 +1,490 @@
+//! Remote objects: where new ones come from, and when old ones may be used again.
+//!
+//! Memory servers hand out chunks; a chunk of objects starts with a bitmap ([`ObjectChunk`]), in which a set bit means "not
+//! free": linked into an index, or in the hands of some session. One heap serves all endpoints and indexes of a session.
+//!
+//! 1. **Allocate**: from the session's own free objects; else from retired ones that are safe by now; else by claiming free
+//!    bits of a chunk it owns, some at a time (CAS on the bitmap word); else from a new chunk (a call; the server hands out
+//!    what dead sessions left first).
+//! 2. **Retire** an object that has just been unlinked: it is written into the session's journal on its server, and waits for
+//!    the epoch ([`Session::retire_stamp`]). Then its journal slot is cleared, and it is free in this session's hands.
+//! 3. Beyond [`MAX_FREE`] free objects of a class are given back: their bits are cleared (FAA; nobody else changes a set bit).
+//! 4. **Inherit** from a fenced session: its chunks are nobody's and will be handed out again; what its journal lists is taken
+//!    over, slot by slot, by CAS.
+//!
+//! A crash at any point may leave a bit set for an object that nothing links to: a leak, bounded by what the session held
+//! in its hands (at most [`MAX_FREE`] a class, and one claim), and found by a walk of the index. It never leaves a clear bit or a
+//! journal entry for an object that is linked, which is why step 2 comes after the unlinking and why slots are cleared before
+//! reuse.
+
+use super::surely;
+use farwood_fabric::control::{ControlError, IndexId, MAIN_BASE, ObjectChunk, RETIRE_SLOTS, Reply, Request};
+use farwood_fabric::session::{Estate, RetireStamp};
+use farwood_fabric::{CallError, Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId, Session, marks};
+use rustc_hash::FxHashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Most free objects of one class and server that a session keeps for itself.
+pub const MAX_FREE: usize = 16;
+/// How many objects are claimed at a time.
+pub const CLAIM: u32 = 8;
+/// From how many retired objects on `retire` tries to free some.
+const COLLECT_AT: usize = 16;
+/// How often an allocation looks for objects: others may take what a new chunk brought.
+const MAX_CLAIMS: u32 = 20;
+/// How often others are waited for: to flush hints, to let go of retired objects.
+const MAX_WAITS: u32 = 50;
+/// How long one such wait takes.
+const WAIT_NS: u64 = 200_000;
+
+/// A kind of object: equal in size, and never anything else where it is (type-stable memory).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Class {
+    /// The index it belongs to.
+    pub index: IndexId,
+    /// Which of the index's classes.
+    pub class: u16,
+    /// Size, a multiple of 8 (of 64, if objects are to have packed addresses).
+    pub object_bytes: u32,
+}
+
+/// Mistakes that the checkers must catch: they test the test.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Sabotage {
+    /// A retired object is free at once.
+    pub reuse_without_epoch: bool,
+}
+
+/// The remote objects of one session. Cheap to clone, usable from any thread.
+#[derive(Clone)]
+pub struct Heap {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    session: Session,
+    chunk_bytes: u64,
+    sabotage: Sabotage,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    pools: FxHashMap<(ServerId, Class), ClassPool>,
+    limbo: Vec<Retired>,
+    /// Per server, the journal slots that are not in use.
+    slots: FxHashMap<ServerId, Vec<u64>>,
+    counts: HeapCounts,
+}
+
+#[derive(Default)]
+struct ClassPool {
+    free: Vec<GlobalAddr>,
+    chunks: Vec<u64>,
+    /// Where to look for free bits next.
+    cursor: usize,
+}
+
+struct Retired {
+    addr: GlobalAddr,
+    class: Class,
+    slot: Option<GlobalAddr>,
+    stamp: Option<RetireStamp>,
+}
+
+/// What a heap did.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct HeapCounts {
+    /// Objects handed out.
+    pub allocated: u64,
+    /// Objects retired.
+    pub retired: u64,
+    /// Objects that were retired and came back.
+    pub reused: u64,
+    /// Objects that may have been lost to an unknown outcome.
+    pub doubtful: u64,
+    /// Objects that were retired without a journal slot, and would leak in a crash.
+    pub unjournaled: u64,
+}
+
+impl Heap {
+    /// The heap of a session.
+    pub fn new(session: &Session, sabotage: Sabotage) -> Self {
+        let view = session.cluster().view();
+        let slots = session.servers().iter().map(|s| (*s, (0..RETIRE_SLOTS).collect())).collect();
+        let state = Mutex::new(State { slots, ..State::default() });
+        let chunk_bytes = view.servers[0].chunk_bytes;
+        Self { inner: Arc::new(Inner { session: session.clone(), chunk_bytes, sabotage, state }) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Only plain moves happen under the lock, so a panic elsewhere left nothing half-done.
+        self.inner.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What it did so far.
+    pub fn counts(&self) -> HeapCounts {
+        self.state().counts
+    }
+
+    /// A new object on `server`. Its bytes are whatever they were. If the pool is full but freed chunks of another type wait
+    /// for a flush, end the operation (its pin holds the flush up), call [`Heap::make_room`] and try again.
+    pub async fn allocate(&self, op: &Op, server: ServerId, class: Class) -> Result<GlobalAddr, FabricError> {
+        for _ in 0..MAX_CLAIMS {
+            if let Some(addr) = self.take_free(server, class) {
+                return Ok(addr);
+            }
+            self.collect(op.endpoint()).await?;
+            if let Some(addr) = self.take_free(server, class) {
+                marks::hit("object_reused");
+                return Ok(addr);
+            }
+            if !self.claim_from_own_chunks(op, server, class).await? {
+                self.new_chunk(op, server, class).await?;
+            }
+        }
+        Err(FabricError::RetriesExhausted { what: "allocating an object", attempts: MAX_CLAIMS })
+    }
+
+    /// Asks everybody to drop hints, so that freed chunks may change their type, and waits for it a bounded time. Whether
+    /// it came about. Called between operations.
+    pub async fn make_room(&self, endpoint: &Endpoint) -> Result<bool, FabricError> {
+        marks::hit("flush_requested");
+        let flush = self.inner.session.request_flush(&endpoint.op()).await?;
+        for _ in 0..MAX_WAITS {
+            if self.inner.session.heartbeat(endpoint).await?.flushed_through >= flush {
+                return Ok(true);
+            }
+            endpoint.sleep(WAIT_NS).await;
+        }
+        Ok(false)
+    }
+
+    fn take_free(&self, server: ServerId, class: Class) -> Option<GlobalAddr> {
+        let mut state = self.state();
+        let addr = state.pools.get_mut(&(server, class))?.free.pop()?;
+        state.counts.allocated += 1;
+        Some(addr)
+    }
+
+    /// Takes back an object that was never linked: nobody else has its address.
+    pub fn free_unpublished(&self, class: Class, addr: GlobalAddr) {
+        self.state().pools.entry((addr.server(), class)).or_default().free.push(addr);
+    }
+
+    /// Notes that an object may be lost: linked and then replaced by others, or never linked.
+    pub fn abandon(&self) {
+        self.state().counts.doubtful += 1;
+    }
+
+    /// Takes back an object that has just been unlinked, once no operation anywhere can still hold its address.
+    pub async fn retire(&self, op: &Op, class: Class, addr: GlobalAddr) -> Result<(), FabricError> {
+        self.state().counts.retired += 1;
+        if self.inner.sabotage.reuse_without_epoch {
+            self.free_unpublished(class, addr);
+            return Ok(());
+        }
+        let slot = self.take_slot(addr.server());
+        let written = match slot {
+            Some(slot) => surely::write_word(op, slot, addr.to_raw()).await,
+            None => Ok(()),
+        };
+        let pending = {
+            let mut state = self.state();
+            state.counts.unjournaled += u64::from(slot.is_none());
+            state.limbo.push(Retired { addr, class, slot, stamp: None });
+            state.limbo.len()
+        };
+        written?;
+        if pending >= COLLECT_AT {
+            self.collect(op.endpoint()).await?;
+        }
+        Ok(())
+    }
+
+    fn take_slot(&self, server: ServerId) -> Option<GlobalAddr> {
+        let slot = self.state().slots.get_mut(&server)?.pop()?;
+        self.inner.session.journal(server).map(|journal| journal.add(slot * 8))
+    }
+
+    /// Frees what was retired and is safe by now. A heartbeat, if anything waits.
+    pub async fn collect(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
+        let unstamped = self.state().limbo.iter().filter(|r| r.stamp.is_none()).count();
+        if self.state().limbo.is_empty() {
+            return Ok(());
+        }
+        // What is unstamped now was unlinked before the heartbeat that follows; what comes later waits for the next one.
+        // (`limbo` keeps its order, and the stamped come first.)
+        let stamp = self.inner.session.retire_stamp(endpoint).await?;
+        let safe = {
+            let mut state = self.state();
+            for retired in state.limbo.iter_mut().filter(|r| r.stamp.is_none()).take(unstamped) {
+                retired.stamp = Some(stamp);
+            }
+            let limbo = std::mem::take(&mut state.limbo);
+            let is_safe = |r: &Retired| r.stamp.is_some_and(|stamp| self.inner.session.is_safe(stamp));
+            let (safe, waiting): (Vec<_>, Vec<_>) = limbo.into_iter().partition(is_safe);
+            state.limbo = waiting;
+            safe
+        };
+        let op = endpoint.op();
+        let mut safe = safe.into_iter();
+        while let Some(retired) = safe.next() {
+            if let Some(slot) = retired.slot {
+                // The slot first: from here on a crash leaks the object rather than freeing it twice.
+                if let Err(error) = surely::write_word(&op, slot, 0).await {
+                    let mut state = self.state();
+                    state.limbo.push(retired);
+                    state.limbo.extend(safe);
+                    return Err(error);
+                }
+            }
+            let mut state = self.state();
+            if let (Some(slot), Some(journal)) =
+                (retired.slot, self.inner.session.journal(retired.addr.server()))
+            {
+                let number = (slot.offset() - journal.offset()) / 8;
+                state.slots.entry(retired.addr.server()).or_default().push(number);
+            }
+            state.counts.reused += 1;
+            state.pools.entry((retired.addr.server(), retired.class)).or_default().free.push(retired.addr);
+        }
+        self.give_back_surplus(&op).await
+    }
+
+    /// Claims free bits of the chunks that the session owns; true if it got some.
+    async fn claim_from_own_chunks(
+        &self,
+        op: &Op,
+        server: ServerId,
+        class: Class,
+    ) -> Result<bool, FabricError> {
+        let (chunks, cursor) = {
+            let mut state = self.state();
+            let pool = state.pools.entry((server, class)).or_default();
+            (pool.chunks.clone(), pool.cursor)
+        };
+        for n in 0..chunks.len() {
+            let at = (cursor + n) % chunks.len();
+            if self.claim_from(op, server, class, chunks[at]).await? {
+                self.state().pools.entry((server, class)).or_default().cursor = at;
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn layout(&self, class: Class) -> Result<ObjectChunk, FabricError> {
+        ObjectChunk::new(self.inner.chunk_bytes, class.object_bytes).ok_or_else(|| {
+            let why = format!("no object of {} bytes fits a chunk", class.object_bytes);
+            FabricError::Call(CallError::Control(ControlError::BadRequest { why }))
+        })
+    }
+
+    async fn claim_from(
+        &self,
+        op: &Op,
+        server: ServerId,
+        class: Class,
+        chunk: u64,
+    ) -> Result<bool, FabricError> {
+        let layout = self.layout(class)?;
+        let chunk = GlobalAddr::new(server, RegionId::MAIN, chunk);
+        let bitmap = chunk.add(ObjectChunk::BITMAP_OFFSET);
+        let len = usize::try_from(layout.bitmap_words() * 8).unwrap_or(0);
+        let words = surely::read(op, bitmap, len).await?;
+        for word in 0..layout.bitmap_words() {
+            let seen = words.word(usize::try_from(word * 8).unwrap_or(0));
+            let wanted = lowest_bits(!seen & layout.word_mask(word), CLAIM);
+            if wanted == 0 {
+                continue;
+            }
+            match op.cas(bitmap.add(word * 8), seen, seen | wanted).await {
+                Ok(before) if before == seen => {
+                    let mut state = self.state();
+                    let pool = state.pools.entry((server, class)).or_default();
+                    for bit in (0..64).filter(|bit| wanted >> bit & 1 == 1) {
+                        let object = u32::try_from(word * 64 + bit).unwrap_or(0);
+                        pool.free.push(chunk.add(layout.object_offset(object)));
+                    }
+                    return Ok(true);
+                }
+                // Somebody gave objects back meanwhile: take the next word, or come again.
+                Ok(_) => marks::hit("claim_lost"),
+                Err(error) => {
+                    // The bits may be ours now without our knowing which: they are lost.
+                    surely::reconnected(op, error).await?;
+                    self.state().counts.doubtful += u64::from(wanted.count_ones());
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    async fn new_chunk(&self, op: &Op, server: ServerId, class: Class) -> Result<(), FabricError> {
+        self.layout(class)?;
+        let request = Request::AllocChunks {
+            index: class.index,
+            class: class.class,
+            object_bytes: class.object_bytes,
+            count: 1,
+            flushed_through: self.inner.session.flushed_through(),
+        };
+        match op.control(server, &request).await? {
+            Reply::Chunks { offset, inherited } => {
+                if inherited {
+                    marks::hit("chunk_inherited");
+                }
+                let mut state = self.state();
+                let pool = state.pools.entry((server, class)).or_default();
+                pool.chunks.push(offset);
+                pool.cursor = pool.chunks.len() - 1;
+                Ok(())
+            }
+            _ => Err(CallError::Malformed.into()),
+        }
+    }
+
+    /// Clears the bits of free objects beyond [`MAX_FREE`] a class.
+    async fn give_back_surplus(&self, op: &Op) -> Result<(), FabricError> {
+        let mut surplus = Vec::new();
+        for ((_, class), pool) in &mut self.state().pools {
+            let keep = pool.free.len().min(MAX_FREE);
+            surplus.extend(pool.free.drain(keep..).map(|addr| (*class, addr)));
+        }
+        self.give_back(op, surplus).await
+    }
+
+    async fn give_back(&self, op: &Op, mut objects: Vec<(Class, GlobalAddr)>) -> Result<(), FabricError> {
+        // In order, so that what is done does not depend on the order of a hash map.
+        objects.sort_unstable();
+        let mut words: Vec<(GlobalAddr, u64)> = Vec::new();
+        for (class, addr) in objects {
+            let Some((word, bit)) = self.bit_of(class, addr) else { continue };
+            match words.iter_mut().find(|(at, _)| *at == word) {
+                Some((_, bits)) => *bits |= bit,
+                None => words.push((word, bit)),
+            }
+        }
+        for (word, bits) in words {
+            // The bits are set and only we clear them, so subtracting them borrows from nobody.
+            if let Err(error) = op.faa(word, bits.wrapping_neg()).await {
+                surely::reconnected(op, error).await?;
+                self.state().counts.doubtful += u64::from(bits.count_ones());
+            }
+        }
+        Ok(())
+    }
+
+    /// The bitmap word and the bit in it that stand for an object.
+    fn bit_of(&self, class: Class, addr: GlobalAddr) -> Option<(GlobalAddr, u64)> {
+        let (chunk, within) = self.chunk_of(addr);
+        let object = u64::from(self.layout(class).ok()?.object_at(within)?);
+        Some((chunk.add(ObjectChunk::BITMAP_OFFSET + object / 64 * 8), 1 << (object % 64)))
+    }
+
+    /// The chunk that an object lies in, and where in it.
+    fn chunk_of(&self, addr: GlobalAddr) -> (GlobalAddr, u64) {
+        let within = (addr.offset() - MAIN_BASE) % self.inner.chunk_bytes;
+        (GlobalAddr::new(addr.server(), RegionId::MAIN, addr.offset() - within), within)
+    }
+
+    /// Takes over what a fenced session had retired. Returns how many objects.
+    pub async fn inherit(&self, op: &Op, estate: &Estate) -> Result<u64, FabricError> {
+        let mut taken = 0;
+        let journal_bytes = usize::try_from(RETIRE_SLOTS * 8).unwrap_or(0);
+        for journal in &estate.journals {
+            let slots = surely::read(op, *journal, journal_bytes).await?;
+            for n in 0..RETIRE_SLOTS {
+                let raw = slots.word(usize::try_from(n * 8).unwrap_or(0));
+                let addr = GlobalAddr::from_raw(raw);
+                if addr.is_null() {
+                    continue;
+                }
+                // By CAS: if we die in the middle and somebody else goes on, no object is taken twice.
+                match op.cas(journal.add(n * 8), raw, 0).await {
+                    Ok(before) if before == raw => {}
+                    Ok(_) => continue,
+                    Err(error) => {
+                        surely::reconnected(op, error).await?;
+                        self.state().counts.doubtful += 1;
+                        continue;
+                    }
+                }
+                let Some(class) = self.class_at(op, addr).await? else { continue };
+                marks::hit("retired_object_inherited");
+                self.retire(op, class, addr).await?;
+                taken += 1;
+            }
+        }
+        Ok(taken)
+    }
+
+    /// The class of the chunk that `addr` lies in, by the chunk's header.
+    async fn class_at(&self, op: &Op, addr: GlobalAddr) -> Result<Option<Class>, FabricError> {
+        if addr.offset() < MAIN_BASE {
+            return Ok(None);
+        }
+        let header = surely::read(op, self.chunk_of(addr).0, 24).await?;
+        let low32 = |word: u64| u32::try_from(word & 0xffff_ffff).unwrap_or(0);
+        let (index, class) = (low32(header.word(8)), header.word(8) >> 32 & 0xffff);
+        let class =
+            Class { index, class: u16::try_from(class).unwrap_or(0), object_bytes: low32(header.word(16)) };
+        Ok((header.word(0) == ObjectChunk::MAGIC && self.layout(class).is_ok()).then_some(class))
+    }
+
+    /// Forgets an index that is dropped: its chunks are taken back whole.
+    pub fn forget_index(&self, index: IndexId) {
+        let mut state = self.state();
+        state.pools.retain(|(_, class), _| class.index != index);
+        state.limbo.retain(|r| r.class.index != index);
+    }
+
+    /// Gives everything back before the session ends: waits for retired objects to be safe (a bounded time), then clears the
+    /// bits of all free ones. Returns how many retired objects had to be left.
+    pub async fn close(&self, endpoint: &Endpoint) -> Result<usize, FabricError> {
+        for _ in 0..MAX_WAITS {
+            self.collect(endpoint).await?;
+            if self.state().limbo.is_empty() {
+                break;
+            }
+            endpoint.sleep(WAIT_NS).await;
+        }
+        let mut free = Vec::new();
+        for ((_, class), pool) in &mut self.state().pools {
+            free.extend(pool.free.drain(..).map(|addr| (*class, addr)));
+        }
+        let op = endpoint.op();
+        self.give_back(&op, free).await?;
+        Ok(self.state().limbo.len())
+    }
+}
+
+impl fmt::Debug for Heap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Heap({:?})", self.inner.session)
+    }
+}
+
+/// The lowest `count` set bits.
+fn lowest_bits(bits: u64, count: u32) -> u64 {
+    let mut rest = bits;
+    for _ in 0..count {
+        rest &= rest.wrapping_sub(1);
+    }
+    bits & !rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lowest_bits_takes_that_many() {
+        assert_eq!(lowest_bits(0b1011_0100, 2), 0b0001_0100);
+        assert_eq!(lowest_bits(0b1, 16), 0b1);
+        assert_eq!(lowest_bits(0, 3), 0);
+        assert_eq!(lowest_bits(u64::MAX, 64), u64::MAX);
+    }
+}

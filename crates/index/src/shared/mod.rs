@@ -1,0 +1,13 @@
+//! What two or more engines use, and nothing else.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`whole`] | proof that an object was read whole, on every transport |
+//! | [`lock`] | the 64-bit remote lock word |
+//! | [`heap`] | remote objects: allocation, safe reuse, what a dead session left behind |
+//! | [`surely`] | verbs that are repeated through lost completions |
+
+pub mod heap;
+pub mod lock;
+pub mod surely;
+pub mod whole;

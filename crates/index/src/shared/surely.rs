@@ -1,0 +1,55 @@
+//! Verbs that can be repeated, repeated through lost completions.
+//!
+//! A lost completion breaks the connection. `reconnect` fences it, after which the verb has happened or never will; an
+//! idempotent verb is then simply posted again. What is not idempotent (CAS, FAA) has to look at the memory instead.
+
+use farwood_fabric::{Buf, FabricError, GlobalAddr, Op, marks};
+
+/// How many lost completions one verb may meet.
+const MAX_LOST: u32 = 16;
+
+/// Whether the connection is usable again after `error`: true if the verb may be judged and repeated, an error if it was
+/// another kind of failure or the server is not to be reached.
+pub async fn reconnected(op: &Op, error: FabricError) -> Result<(), FabricError> {
+    match error {
+        FabricError::Unknown { server } | FabricError::Disconnected { server } => {
+            marks::hit("reconnect");
+            op.count_retry();
+            op.endpoint().reconnect(server).await
+        }
+        error => Err(error),
+    }
+}
+
+/// READs, through lost completions.
+pub async fn read(op: &Op, addr: GlobalAddr, len: usize) -> Result<Buf, FabricError> {
+    for _ in 0..MAX_LOST {
+        match op.read(addr, len).await {
+            Ok(buf) => return Ok(buf),
+            Err(error) => reconnected(op, error).await?,
+        }
+    }
+    Err(FabricError::RetriesExhausted { what: "a READ", attempts: MAX_LOST })
+}
+
+/// READs a word, through lost completions.
+pub async fn read_word(op: &Op, addr: GlobalAddr) -> Result<u64, FabricError> {
+    for _ in 0..MAX_LOST {
+        match op.read_word(addr).await {
+            Ok(word) => return Ok(word),
+            Err(error) => reconnected(op, error).await?,
+        }
+    }
+    Err(FabricError::RetriesExhausted { what: "a READ", attempts: MAX_LOST })
+}
+
+/// WRITEs a word that nobody else writes, through lost completions.
+pub async fn write_word(op: &Op, addr: GlobalAddr, word: u64) -> Result<(), FabricError> {
+    for _ in 0..MAX_LOST {
+        match op.write_word(addr, word).await {
+            Ok(()) => return Ok(()),
+            Err(error) => reconnected(op, error).await?,
+        }
+    }
+    Err(FabricError::RetriesExhausted { what: "a WRITE", attempts: MAX_LOST })
+}
