@@ -1,0 +1,196 @@
+//! `farwood simulate`: many trials from many seeds, or one trial from its text; a failure is shrunk and printed as a line that
+//! replays it.
+
+use clap::ValueEnum;
+use farwood_fabric::clock::RealClock;
+use farwood_fabric::transport::sim::Sabotage;
+use farwood_sim::reference::{Bugs, cells::Cells, records::Records};
+use farwood_sim::shrink::shrink;
+use farwood_sim::trial::{self, Failure, Report, Settings, Trial};
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Arguments {
+    /// What to try
+    #[arg(long, value_enum, default_value_t = SubjectName::Cells)]
+    subject: SubjectName,
+
+    /// How many trials, each with its own seed and faults
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    trials: u64,
+
+    /// The first seed
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+
+    /// Run this one trial instead, as printed by a failure
+    #[arg(long, value_name = "TEXT")]
+    trial: Option<String>,
+
+    /// Make a known mistake, to see it caught
+    #[arg(long, value_enum)]
+    mistake: Option<Mistake>,
+
+    /// How many runs may go into making a failing trial small
+    #[arg(long, default_value_t = 300)]
+    shrink: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
+enum SubjectName {
+    /// Cells updated in place under remote locks
+    Cells,
+    /// Immutable records behind words that are swung by CAS
+    Records,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
+enum Mistake {
+    /// A reader trusts a single READ (cells)
+    TrustSingleRead,
+    /// A lock is taken from a silent owner without fencing it (cells)
+    StealWithoutFence,
+    /// A reconnect leaves verbs of the old connection in flight (cells)
+    ReconnectWithoutFence,
+    /// A retired object is used again at once (records)
+    ReuseWithoutEpoch,
+    /// What a cached address leads to is taken for current (records)
+    TrustHint,
+    /// An intent does not name its lock (cells)
+    IntentWithoutLock,
+}
+
+impl Mistake {
+    /// The structure that can make it.
+    fn subject(self) -> SubjectName {
+        match self {
+            Self::ReuseWithoutEpoch | Self::TrustHint => SubjectName::Records,
+            _ => SubjectName::Cells,
+        }
+    }
+}
+
+impl Arguments {
+    /// Refuses a mistake that the subject cannot make.
+    fn check(&self) -> Result<(), String> {
+        match self.mistake {
+            Some(mistake) if mistake.subject() != self.subject => Err(format!(
+                "--mistake: {:?} cannot make this one; add --subject {}",
+                self.subject,
+                format!("{:?}", mistake.subject()).to_lowercase()
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn run_one(&self, trial: &Trial) -> Result<Report, Failure> {
+        let is = |mistake| self.mistake == Some(mistake);
+        let bugs = Bugs {
+            trust_single_read: is(Mistake::TrustSingleRead),
+            steal_without_fence: is(Mistake::StealWithoutFence),
+            reuse_without_epoch: is(Mistake::ReuseWithoutEpoch),
+            trust_hint: is(Mistake::TrustHint),
+            intent_without_lock: is(Mistake::IntentWithoutLock),
+        };
+        let sabotage = Sabotage { reconnect_without_fence: is(Mistake::ReconnectWithoutFence) };
+        let settings = Settings { sabotage, ..Settings::default() };
+        match self.subject {
+            SubjectName::Cells => trial::run(&Cells { keys: trial.keys, bugs }, trial, settings),
+            SubjectName::Records => trial::run(&Records { keys: trial.keys, bugs }, trial, settings),
+        }
+    }
+
+    /// The trials to run.
+    fn planned(&self) -> Result<Box<dyn Iterator<Item = Trial>>, String> {
+        if let Some(text) = &self.trial {
+            return Ok(Box::new(std::iter::once(text.parse().map_err(|error| format!("--trial: {error}"))?)));
+        }
+        let seeds = (0..self.trials).map({
+            let first = self.seed;
+            move |n| first.wrapping_add(n)
+        });
+        Ok(Box::new(seeds.map(|seed| Trial { seed, ..Trial::default() }.with_random_faults())))
+    }
+}
+
+/// What all trials did together.
+#[derive(Default)]
+struct Sum {
+    trials: u64,
+    operations: u64,
+    unknown: u64,
+    recovered: u64,
+    verbs: u64,
+    torn: u64,
+    late: u64,
+    virtual_ns: u64,
+    /// The hash of the last trial.
+    trace_hash: u64,
+    marks: BTreeMap<&'static str, u64>,
+}
+
+impl Sum {
+    fn add(&mut self, report: &Report) {
+        self.trials += 1;
+        self.operations += report.operations;
+        self.unknown += report.unknown;
+        self.recovered += report.recovered;
+        self.verbs += report.sim.counts.verbs;
+        self.torn += report.sim.counts.torn;
+        self.late += report.sim.counts.late;
+        self.virtual_ns += report.sim.virtual_ns;
+        self.trace_hash = report.sim.trace_hash;
+        for (mark, hits) in &report.marks {
+            *self.marks.entry(mark).or_default() += hits;
+        }
+    }
+
+    fn print(&self, seconds: f64) {
+        let rows = [
+            ("trials, all clean", self.trials),
+            ("operations checked", self.operations),
+            ("of unknown outcome", self.unknown),
+            ("sessions that died and were recovered", self.recovered),
+            ("verbs that took effect", self.verbs),
+            ("torn", self.torn),
+            ("late or never (lost, cut, fenced)", self.late),
+        ];
+        for (what, count) in rows {
+            println!("{count:>12}  {what}");
+        }
+        println!("{:>12.3}  seconds of virtual time in {seconds:.1} s", self.virtual_ns as f64 / 1e9);
+        if self.trials == 1 {
+            println!("{:>12x}  trace hash", self.trace_hash);
+        }
+        println!("rare paths that ran:");
+        for (mark, hits) in &self.marks {
+            println!("{hits:>12}  {}", mark.replace('_', " "));
+        }
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
+    arguments.check()?;
+    let planned = arguments.planned()?;
+    let clock = RealClock::new();
+    let mut sum = Sum::default();
+    for trial in planned {
+        match arguments.run_one(&trial) {
+            Ok(report) => sum.add(&report),
+            Err(failure) => {
+                report_failure(arguments, trial, failure, sum.trials);
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+    }
+    sum.print(clock.now() as f64 / 1e9);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn report_failure(arguments: &Arguments, trial: Trial, failure: Failure, clean: u64) {
+    println!("after {clean} clean trials, this one failed ({}):\n  {trial}", failure.kind());
+    let small = shrink(trial, failure, arguments.shrink, |trial| arguments.run_one(trial).map(drop));
+    println!("as small as it got in {} runs:\n  --trial '{}'\n", small.attempts, small.trial);
+    println!("{}", small.failure);
+}
