@@ -452,6 +452,9 @@ impl Op {
             self.endpoint.breathe().await;
             return Ok(word);
         }
+        if !addr.is_word_aligned() {
+            return Err(FabricError::Misaligned { addr });
+        }
         Ok(self.read(addr, 8).await?.word(0))
     }
 

@@ -25,6 +25,15 @@ unsafe impl Send for RacyMemory {}
 // SAFETY: as above; all methods take `&self` and are made to race.
 unsafe impl Sync for RacyMemory {}
 
+/// One side of a copy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// Where bytes come from.
+    Source,
+    /// Where they go.
+    Destination,
+}
+
 /// Where blocks begin: a page, so that lines and pages of two blocks never mix.
 const ALIGN: usize = 4096;
 const LINE: usize = 64;
@@ -138,8 +147,9 @@ impl RacyMemory {
         }
     }
 
-    /// Copies between two blocks, either of which may be raced on.
-    pub fn copy_to(&self, offset: usize, to: &RacyMemory, to_offset: usize, len: usize) {
+    /// Copies between two blocks, either of which may be raced on. Where they are aligned differently, a word of one side is
+    /// taken in two parts; `whole` says on which side that must not happen.
+    pub fn copy_to(&self, offset: usize, to: &RacyMemory, to_offset: usize, len: usize, whole: Side) {
         self.check(offset, len);
         to.check(to_offset, len);
         if offset % 8 == 0 && to_offset % 8 == 0 && len % 8 == 0 {
@@ -155,8 +165,12 @@ impl RacyMemory {
         let mut bounce = [0u8; 4096];
         let mut done = 0;
         while done < len {
-            // Steps end on words of the destination, so that no word of it is written in two parts.
-            let step = (len - done).min(bounce.len() - (to_offset + done) % 8);
+            // Steps end where words of the side that matters end, so that none of them is taken in two parts.
+            let at = match whole {
+                Side::Source => offset + done,
+                Side::Destination => to_offset + done,
+            };
+            let step = (len - done).min(bounce.len() - at % 8);
             self.read(offset + done, &mut bounce[..step]);
             to.write(to_offset + done, &bounce[..step]);
             done += step;
@@ -368,7 +382,7 @@ mod tests {
             memory.read(offset, &mut part);
             prop_assert_eq!(&part, &data);
             let other = RacyMemory::zeroed(1024).unwrap();
-            memory.copy_to(offset, &other, to_offset, len);
+            memory.copy_to(offset, &other, to_offset, len, if seed % 2 == 0 { Side::Source } else { Side::Destination });
             let mut copied = vec![0u8; 1024];
             other.read(0, &mut copied);
             prop_assert!(copied[..to_offset].iter().chain(&copied[to_offset + len..]).all(|b| *b == 0));

@@ -45,20 +45,8 @@ fn from_env(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
 
-/// What no transport gets right yet; `FARWOOD_GAPS=1` runs them too. A name goes when its gap is closed.
-const GAPS: [&str; 3] = [
-    // `RacyMemory::copy_to` reads words of far memory in two parts where the buffer is aligned otherwise (`local`).
-    "words/out_of_phase",
-    // `Op::read_word` takes any address on `sim`.
-    "bad_input/unaligned_word",
-    // Nobody answers the calls of a session that was fenced.
-    "fencing/ends_calls",
-];
-
 fn of_group(group: &str) -> Vec<Scenario> {
-    let all = from_env("FARWOOD_GAPS").is_some();
-    let wanted = |s: &Scenario| s.group() == group && (all || !GAPS.contains(&s.name));
-    let of_group: Vec<_> = scenarios().into_iter().filter(wanted).collect();
+    let of_group: Vec<_> = scenarios().into_iter().filter(|s| s.group() == group).collect();
     assert!(!of_group.is_empty(), "no scenario in group {group}");
     of_group
 }
@@ -415,7 +403,6 @@ async fn call_fatal(cluster: Cluster, session_call: bool) -> Result<Vec<u8>, Fab
 
 /// Whoever calls a session or a server that dies while it works on the call is told that nobody knows.
 #[test]
-#[ignore = "a gap: sim never answers the calls that a dead process or server was working on"]
 fn sim_calls_to_the_dead_come_back() {
     for seed in seeds(20) {
         for fault in ["kill:c1@v0", "gone:m0@200000"] {
@@ -463,5 +450,4 @@ fn names_are_unique_and_fit_the_catalog() {
     names.dedup();
     assert_eq!(names.len(), count, "two scenarios share a name");
     assert!(names.iter().all(|name| name.len() <= 64 && name.contains('/')));
-    assert!(GAPS.iter().all(|gap| names.contains(gap)), "a gap names no scenario");
 }

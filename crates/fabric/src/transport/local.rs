@@ -17,10 +17,11 @@ use crate::buf::{Buf, BufPool};
 use crate::call::{Call, CallError, CallId, CallOutcome, Target};
 use crate::caps::Capabilities;
 use crate::clock::{Nanos, RealClock};
+use crate::control::ControlError;
 use crate::endpoint::Endpoint;
 use crate::error::FabricError;
 use crate::exec::{Executor, lock};
-use crate::mem::RacyMemory;
+use crate::mem::{RacyMemory, Side};
 use crate::procedure::{Procedure, ProcedureContext};
 use crate::region::{Permissions, RegionTable};
 use crate::server::{HostAction, ServerLogic, ServerMemory, StartError};
@@ -41,7 +42,7 @@ pub struct LocalCluster {
     servers: Vec<Arc<LocalServer>>,
     capabilities: Capabilities,
     /// Calls whose reply has not come.
-    waiting: Mutex<FxHashMap<CallId, Arc<ReplySlot>>>,
+    waiting: Mutex<FxHashMap<CallId, (Arc<ReplySlot>, Target)>>,
     /// Sessions that serve calls.
     inboxes: Mutex<FxHashMap<SessionId, Arc<Inbox>>>,
     clock: RealClock,
@@ -176,13 +177,32 @@ impl LocalCluster {
 
     fn deliver(&self, to: CallId, outcome: CallOutcome) {
         let slot = lock(&self.waiting).remove(&to);
-        if let Some(slot) = slot {
+        if let Some((slot, _)) = slot {
             slot.set(outcome);
         }
     }
 
+    /// Answers the calls that will have no other answer, now that `server` has fenced `session`: those the session sent
+    /// there (except `answered`, whose reply is on its way) and, from the coordinator on, those that others sent to it.
+    fn end_calls(&self, server: ServerId, session: SessionId, answered: &[CallId]) {
+        let fenced = CallError::Control(ControlError::SessionFenced { session });
+        lock(&self.waiting).retain(|id, (slot, target)| {
+            let sent = id.session == session && *target == Target::Server(server) && !answered.contains(id);
+            let received = server == ServerId::COORDINATOR && *target == Target::Session(session);
+            if sent || received {
+                slot.set(Err(if sent { fenced.clone() } else { CallError::Unknown }));
+            }
+            !(sent || received)
+        });
+    }
+
     /// Carries out what a server's logic decided, in order.
     fn carry_out(self: &Arc<Self>, server: &Arc<LocalServer>, actions: Vec<HostAction>) {
+        let reply_to = |action: &HostAction| match action {
+            HostAction::Reply { to, .. } => Some(*to),
+            _ => None,
+        };
+        let answered: SmallVec<[CallId; 2]> = actions.iter().filter_map(reply_to).collect();
         for action in actions {
             match action {
                 HostAction::Admit { session, term, permissions } => {
@@ -199,6 +219,7 @@ impl LocalCluster {
                     if server.id == ServerId::COORDINATOR {
                         lock(&self.inboxes).remove(&session);
                     }
+                    self.end_calls(server.id, session, &answered);
                 }
                 HostAction::Reply { to, outcome } => self.deliver(to, outcome),
                 HostAction::Run { call, procedure, request } => {
@@ -393,7 +414,7 @@ impl LocalLink {
 
     pub(crate) async fn call(&self, target: Target, call: Call) -> CallOutcome {
         let slot = Arc::new(ReplySlot::default());
-        lock(&self.cluster.waiting).insert(call.id, Arc::clone(&slot));
+        lock(&self.cluster.waiting).insert(call.id, (Arc::clone(&slot), target));
         let _guard = Waiting { cluster: &self.cluster, id: call.id };
         match target {
             Target::Server(id) => {
@@ -463,14 +484,16 @@ fn apply(verb: Verb, memory: &LocalMemory, pool: &BufPool) -> Output {
             Output::Bytes(buf)
         }
         Verb::Read { len, into: Landing::Shared { buf, at }, .. } => {
-            region.copy_to(offset, buf.memory(), at, len);
+            region.copy_to(offset, buf.memory(), at, len, Side::Source);
             Output::Done
         }
         Verb::Write { from, .. } => {
             match from {
                 Source::Inline { bytes, len } => region.write(offset, &bytes[..usize::from(len)]),
                 Source::Owned(buf) => region.write(offset, &buf),
-                Source::Shared { buf, at, len } => buf.memory().copy_to(at, region, offset, len),
+                Source::Shared { buf, at, len } => {
+                    buf.memory().copy_to(at, region, offset, len, Side::Destination);
+                }
             }
             Output::Done
         }

@@ -19,6 +19,7 @@ use super::{Order, SimConfig};
 use crate::addr::{RegionId, ServerId, SessionId};
 use crate::call::{Call, CallError, CallId, CallOutcome, Target};
 use crate::clock::Nanos;
+use crate::control::ControlError;
 use crate::endpoint::ClockSkew;
 use crate::error::FabricError;
 use crate::exec::GroupId;
@@ -156,6 +157,14 @@ pub(super) struct SimServer {
     lost: bool,
 }
 
+/// A call whose reply has not come.
+#[derive(Debug)]
+struct Waiting {
+    slot: Arc<ReplySlot>,
+    group: GroupId,
+    target: Target,
+}
+
 #[derive(Default, Debug)]
 struct Process {
     verbs: u64,
@@ -254,7 +263,7 @@ pub(super) struct World {
     flights: Slab<Flight>,
     flights_made: u32,
     connections: Vec<Connection>,
-    waiting: FxHashMap<CallId, (Arc<ReplySlot>, GroupId)>,
+    waiting: FxHashMap<CallId, Waiting>,
     inboxes: FxHashMap<SessionId, (Arc<Inbox>, GroupId)>,
     /// Calls whose reply will be lost.
     muted: FxHashSet<CallId>,
@@ -468,6 +477,11 @@ impl World {
         self.note(1, u64::from(group));
         self.process(group).dead = true;
         self.order(Order::Kill(group));
+        let sessions = self.inboxes.iter().filter(|(_, (_, of))| *of == group).map(|(session, _)| *session);
+        let sessions: SmallVec<[SessionId; 2]> = sessions.collect();
+        self.give_up_calls(
+            |_, target| matches!(target, Target::Session(session) if sessions.contains(&session)),
+        );
         for flight in self.flights_where(|c| c.group == group) {
             match self.rng.u8(0..3) {
                 0 => self.cut(flight),
@@ -966,7 +980,7 @@ impl World {
         if self.is_dead(group) {
             return;
         }
-        self.waiting.insert(call.id, (Arc::clone(slot), group));
+        self.waiting.insert(call.id, Waiting { slot: Arc::clone(slot), group, target });
         let process = self.process(group);
         let number = process.calls;
         process.calls += 1;
@@ -1020,13 +1034,47 @@ impl World {
         }
     }
 
+    /// The callers of those who will not answer find out by a time-out.
+    fn give_up_calls(&mut self, of: impl Fn(CallId, Target) -> bool) {
+        let at = self.now + self.config.timeout_ns;
+        let mut given_up: Vec<CallId> =
+            self.waiting.iter().filter(|(id, waiting)| of(**id, waiting.target)).map(|(id, _)| *id).collect();
+        // In order, so that what happens does not depend on the order of a hash map.
+        given_up.sort_unstable();
+        for id in given_up {
+            self.schedule(at, Happening::Reply(Box::new((id, Err(CallError::Unknown)))));
+        }
+    }
+
+    /// Answers the calls that a session sent to a server which has fenced it.
+    fn refuse_calls(&mut self, server: usize, session: SessionId, answered: &[CallId]) {
+        let target = Target::Server(self.view.servers[server].server);
+        let sent = |id: &CallId| id.session == session && !answered.contains(id);
+        let mut refused: Vec<CallId> =
+            self.waiting.iter().filter(|(_, w)| w.target == target).map(|(id, _)| *id).collect();
+        refused.retain(sent);
+        refused.sort_unstable();
+        for id in refused {
+            let error = CallError::Control(ControlError::SessionFenced { session });
+            self.schedule(self.now, Happening::Reply(Box::new((id, Err(error)))));
+        }
+    }
+
     fn carry_out(&mut self, server: usize, actions: Vec<HostAction>) {
+        let reply_to = |action: &HostAction| match action {
+            HostAction::Reply { to, .. } => Some(*to),
+            _ => None,
+        };
+        let answered: SmallVec<[CallId; 2]> = actions.iter().filter_map(reply_to).collect();
         for action in actions {
             match action {
                 HostAction::Admit { session, term, permissions } => {
                     self.servers[server].admitted.insert(session, (term, permissions));
                 }
-                HostAction::Fence { session } => self.fence(server, session),
+                HostAction::Fence { session } => {
+                    self.fence(server, session);
+                    self.refuse_calls(server, session, &answered);
+                }
                 HostAction::Reply { to, outcome } => self.answer(to, outcome, server),
                 HostAction::Run { call, procedure, request } => {
                     self.order(Order::Run { server, call, procedure, request });
@@ -1040,6 +1088,7 @@ impl World {
         self.servers[server].admitted.remove(&session);
         if server == ServerId::COORDINATOR.index() {
             self.inboxes.remove(&session);
+            self.give_up_calls(|_, target| target == Target::Session(session));
         }
         for connection in 0..self.connections.len() {
             let c = &self.connections[connection];
@@ -1070,9 +1119,9 @@ impl World {
 
     fn deliver(&mut self, to: CallId, outcome: CallOutcome) {
         self.note(8, to.sequence);
-        if let Some((slot, group)) = self.waiting.remove(&to) {
-            if !self.is_dead(group) {
-                slot.set(outcome);
+        if let Some(waiting) = self.waiting.remove(&to) {
+            if !self.is_dead(waiting.group) {
+                waiting.slot.set(outcome);
             }
         }
     }
@@ -1092,6 +1141,8 @@ impl World {
         self.note(9, server as u64);
         self.servers[server].lost = true;
         self.order(Order::Kill(server_group(server)));
+        let target = Target::Server(self.view.servers[server].server);
+        self.give_up_calls(|_, of| of == target);
         for key in self.flights_where(|c| c.server == server) {
             if self.flights[key].open {
                 self.close(key);
