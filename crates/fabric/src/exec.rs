@@ -69,7 +69,9 @@ struct Task {
     /// Taken out while it is polled, so that a task may spawn others.
     future: Option<Pin<Box<dyn Future<Output = ()>>>>,
     group: GroupId,
-    waker: Arc<TaskWaker>,
+    state: Arc<TaskWaker>,
+    /// The same as a waker; taken out together with the future.
+    waker: Option<Waker>,
 }
 
 struct Timer {
@@ -212,22 +214,23 @@ impl Executor {
         group: GroupId,
         future: impl Future<Output = T> + 'static,
     ) -> JoinHandle<T> {
-        let state = Rc::new(RefCell::new(Join { result: JoinResult::Running, waiter: None }));
-        let finish = Finish { state: Rc::clone(&state) };
+        let join = Rc::new(RefCell::new(Join { result: JoinResult::Running, waiter: None }));
+        let finish = Finish { state: Rc::clone(&join) };
         let future = Box::pin(async move {
             let value = future.await;
             finish.set(JoinResult::Finished(value));
         });
         let mut tasks = self.inner.tasks.borrow_mut();
         let entry = tasks.vacant_entry();
-        let waker = Arc::new(TaskWaker {
+        let state = Arc::new(TaskWaker {
             id: entry.key(),
             queued: AtomicBool::new(true),
             queue: Arc::clone(&self.inner.ready),
         });
         self.inner.ready.push(entry.key());
-        entry.insert(Task { future: Some(future), group, waker });
-        JoinHandle { state }
+        let waker = Some(Waker::from(Arc::clone(&state)));
+        entry.insert(Task { future: Some(future), group, state, waker });
+        JoinHandle { state: join }
     }
 
     /// The group of the task that runs now.
@@ -352,9 +355,9 @@ impl Executor {
             let mut tasks = self.inner.tasks.borrow_mut();
             let Some(task) = tasks.get_mut(id) else { return };
             // A task that wakes itself through two paths may be queued while it runs; the second poll finds nothing.
-            let Some(future) = task.future.take() else { return };
-            task.waker.queued.store(false, Ordering::Release);
-            (future, task.group, Waker::from(Arc::clone(&task.waker)))
+            let (Some(future), Some(waker)) = (task.future.take(), task.waker.take()) else { return };
+            task.state.queued.store(false, Ordering::Release);
+            (future, task.group, waker)
         };
         let before = self.inner.group.replace(group);
         let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
@@ -363,7 +366,7 @@ impl Executor {
         if polled.is_ready() {
             tasks.try_remove(id);
         } else if let Some(task) = tasks.get_mut(id) {
-            task.future = Some(future);
+            (task.future, task.waker) = (Some(future), Some(waker));
             return;
         }
         drop(tasks);

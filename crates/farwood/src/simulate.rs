@@ -8,6 +8,7 @@ use farwood_sim::reference::{Bugs, cells::Cells, records::Records};
 use farwood_sim::shrink::shrink;
 use farwood_sim::trial::{self, Failure, Report, Settings, Trial};
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
@@ -146,7 +147,8 @@ impl Sum {
         }
     }
 
-    fn print(&self, seconds: f64) {
+    /// Prints it; a reader that has gone (`| head`) is no failure.
+    fn print(&self, seconds: f64, out: &mut impl Write) -> io::Result<()> {
         let rows = [
             ("trials, all clean", self.trials),
             ("operations checked", self.operations),
@@ -157,16 +159,17 @@ impl Sum {
             ("late or never (lost, cut, fenced)", self.late),
         ];
         for (what, count) in rows {
-            println!("{count:>12}  {what}");
+            writeln!(out, "{count:>16}  {what}")?;
         }
-        println!("{:>12.3}  seconds of virtual time in {seconds:.1} s", self.virtual_ns as f64 / 1e9);
+        writeln!(out, "{:>16.3}  seconds of virtual time in {seconds:.1} s", self.virtual_ns as f64 / 1e9)?;
         if self.trials == 1 {
-            println!("{:>12x}  trace hash", self.trace_hash);
+            writeln!(out, "{:>16x}  trace hash", self.trace_hash)?;
         }
-        println!("rare paths that ran:");
+        writeln!(out, "rare paths that ran:")?;
         for (mark, hits) in &self.marks {
-            println!("{hits:>12}  {}", mark.replace('_', " "));
+            writeln!(out, "{hits:>16}  {}", mark.replace('_', " "))?;
         }
+        Ok(())
     }
 }
 
@@ -179,18 +182,34 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         match arguments.run_one(&trial) {
             Ok(report) => sum.add(&report),
             Err(failure) => {
-                report_failure(arguments, trial, failure, sum.trials);
-                return Ok(ExitCode::FAILURE);
+                let written = report_failure(arguments, trial, failure, sum.trials, &mut io::stdout());
+                return unless_broken_pipe(written).map(|()| ExitCode::FAILURE);
             }
         }
     }
-    sum.print(clock.now() as f64 / 1e9);
-    Ok(ExitCode::SUCCESS)
+    let written = sum.print(clock.now() as f64 / 1e9, &mut io::stdout());
+    unless_broken_pipe(written).map(|()| ExitCode::SUCCESS)
 }
 
-fn report_failure(arguments: &Arguments, trial: Trial, failure: Failure, clean: u64) {
-    println!("after {clean} clean trials, this one failed ({}):\n  {trial}", failure.kind());
+/// Whoever reads the output may stop reading; anything else that keeps it from being written is said.
+fn unless_broken_pipe(written: io::Result<()>) -> Result<(), String> {
+    match written {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(format!("cannot write the result: {error}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn report_failure(
+    arguments: &Arguments,
+    trial: Trial,
+    failure: Failure,
+    clean: u64,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    writeln!(out, "after {clean} clean trials, this one failed ({}):\n  {trial}", failure.kind())?;
     let small = shrink(trial, failure, arguments.shrink, |trial| arguments.run_one(trial).map(drop));
-    println!("as small as it got in {} runs:\n  --trial '{}'\n", small.attempts, small.trial);
-    println!("{}", small.failure);
+    writeln!(out, "as small as it got in {} runs:\n  --trial '{}'\n", small.attempts, small.trial)?;
+    writeln!(out, "{}", small.failure)
 }

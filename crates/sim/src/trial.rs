@@ -141,8 +141,9 @@ impl fmt::Display for Trial {
         let Self { seed, servers, sessions, tasks, ops, keys, tear, faults } = self;
         write!(
             f,
-            "seed={seed} servers={servers} sessions={sessions} tasks={tasks} ops={ops} keys={keys} tear={tear} {faults}"
-        )
+            "seed={seed} servers={servers} sessions={sessions} tasks={tasks} ops={ops} keys={keys} tear={tear}"
+        )?;
+        if faults.faults.is_empty() { Ok(()) } else { write!(f, " {faults}") }
     }
 }
 

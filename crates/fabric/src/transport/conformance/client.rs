@@ -364,9 +364,14 @@ impl Client {
         let mut patience = Patience::new(&self.endpoint);
         loop {
             // An operation each time: a wait must not hold an epoch.
-            let word = self.op().read_word(addr).await?;
-            if wanted(word) {
-                return Ok(word);
+            match self.op().read_word(addr).await {
+                Ok(word) if wanted(word) => return Ok(word),
+                Ok(_) => {}
+                // Where completions get lost, a look that got lost is repeated.
+                Err(FabricError::Unknown { server } | FabricError::Disconnected { server }) => {
+                    self.endpoint.reconnect(server).await?;
+                }
+                Err(error) => return Err(error.into()),
             }
             if patience.polls % 16 == 15 {
                 self.check_others().await?;

@@ -38,7 +38,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
-use world::{Action, Landed, SimServer, SimVerb, SimVerbs, World, server_group};
+use world::{Action, Bytes, Landed, SimServer, SimVerb, SimVerbs, World, server_group};
 
 /// How long messages take, at random.
 #[derive(Clone, Copy, Debug)]
@@ -510,14 +510,14 @@ fn translate(verb: Verb, fence_before: bool) -> (SimVerb, LandingPlace) {
                 Landing::Pooled => LandingPlace::Pooled,
                 Landing::Shared { buf, at } => LandingPlace::Shared(buf, at),
             };
-            (Action::Read, vec![0; len], place)
+            (Action::Read, Bytes::from_elem(0, len), place)
         }
         Verb::Write { from, .. } => {
             let data = match from {
-                Source::Inline { bytes, len } => bytes[..usize::from(len)].to_vec(),
-                Source::Owned(buf) => buf.to_vec(),
+                Source::Inline { bytes, len } => Bytes::from_slice(&bytes[..usize::from(len)]),
+                Source::Owned(buf) => Bytes::from_slice(&buf),
                 Source::Shared { buf, at, len } => {
-                    let mut data = vec![0; len];
+                    let mut data = Bytes::from_elem(0, len);
                     buf.memory().read(at, &mut data);
                     data
                 }
@@ -525,12 +525,12 @@ fn translate(verb: Verb, fence_before: bool) -> (SimVerb, LandingPlace) {
             (Action::Write, data, LandingPlace::Nowhere)
         }
         Verb::Cas { expected, desired, .. } => {
-            (Action::Cas { expected, desired }, Vec::new(), LandingPlace::Word)
+            (Action::Cas { expected, desired }, Bytes::new(), LandingPlace::Word)
         }
         Verb::MaskedCas { compare, compare_mask, swap, swap_mask, .. } => {
-            (Action::MaskedCas { compare, compare_mask, swap, swap_mask }, Vec::new(), LandingPlace::Word)
+            (Action::MaskedCas { compare, compare_mask, swap, swap_mask }, Bytes::new(), LandingPlace::Word)
         }
-        Verb::Faa { add, .. } => (Action::Faa { add }, Vec::new(), LandingPlace::Word),
+        Verb::Faa { add, .. } => (Action::Faa { add }, Bytes::new(), LandingPlace::Word),
     };
     (SimVerb { action, region: addr.region(), offset, data, previous: 0, fence_before }, place)
 }

@@ -53,6 +53,9 @@ pub(super) enum Action {
     Faa { add: u64 },
 }
 
+/// The bytes of a verb; few of them need no allocation.
+pub(super) type Bytes = SmallVec<[u8; 32]>;
+
 /// A verb in flight, with its own copy of the bytes.
 #[derive(Debug)]
 pub(super) struct SimVerb {
@@ -60,7 +63,7 @@ pub(super) struct SimVerb {
     pub(super) region: RegionId,
     pub(super) offset: usize,
     /// What a WRITE carries or a READ has fetched.
-    pub(super) data: Vec<u8>,
+    pub(super) data: Bytes,
     /// What an atomic found.
     pub(super) previous: u64,
     pub(super) fence_before: bool,
