@@ -6,7 +6,7 @@
 
 use crate::addr::{GlobalAddr, ServerId, SessionId};
 use crate::buf::{Buf, BufPool};
-use crate::call::{Call, CallError, CallId, Target};
+use crate::call::{Call, CallError, CallId, Seen, Target};
 use crate::caps::Capabilities;
 use crate::clock::Nanos;
 use crate::control::{ControlError, Reply, Request};
@@ -28,6 +28,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 /// How often a call without a reply is repeated before the caller is told.
@@ -221,24 +222,21 @@ impl Endpoint {
         let inbox = self.inner.link.serve();
         let endpoint = self.clone();
         self.spawn(async move {
-            let table = Rc::new(RefCell::new(crate::call::CallTable::default()));
-            loop {
-                let call = inbox.next().await;
-                let seen = table.borrow_mut().begin(&call);
+            while let Some((call, seen)) = inbox.next().await {
                 match seen {
-                    crate::call::Seen::New => {}
-                    crate::call::Seen::Running => continue,
-                    crate::call::Seen::Done(outcome) => {
+                    Seen::New => {}
+                    Seen::Running => continue,
+                    Seen::Done(outcome) => {
                         endpoint.inner.link.reply(call.id, outcome);
                         continue;
                     }
-                    crate::call::Seen::Forgotten => {
+                    Seen::Forgotten => {
                         endpoint.inner.link.reply(call.id, Err(CallError::Forgotten));
                         continue;
                     }
                 }
-                let (serving, table, procedure) =
-                    (endpoint.clone(), Rc::clone(&table), procedures.get(call.procedure));
+                let (serving, inbox) = (endpoint.clone(), Arc::clone(&inbox));
+                let procedure = procedures.get(call.procedure);
                 endpoint.spawn(async move {
                     let outcome = match procedure {
                         Some(procedure) => {
@@ -248,7 +246,7 @@ impl Endpoint {
                         }
                         None => Err(CallError::NoSuchProcedure { procedure: call.procedure }),
                     };
-                    table.borrow_mut().finish(call.id, &outcome);
+                    inbox.finish(call.id, &outcome);
                     serving.inner.link.reply(call.id, outcome);
                 });
             }
@@ -525,6 +523,9 @@ impl Op {
         procedure: ProcedureId,
         request: Vec<u8>,
     ) -> Result<Vec<u8>, FabricError> {
+        if let Target::Server(server) = target {
+            self.endpoint.inner.link.table(server)?;
+        }
         let call = self.prepare_call(target, procedure, request);
         for _ in 1..CALL_ATTEMPTS {
             match call.send().await {

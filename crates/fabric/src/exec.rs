@@ -99,21 +99,28 @@ impl Ord for Timer {
 
 /// What wakers of all threads push into.
 struct ReadyQueue {
-    woken: Mutex<Vec<TaskId>>,
-    /// Whether `woken` may hold something, so that looking costs no lock.
+    woken: Mutex<Woken>,
+    /// Whether there may be woken tasks, so that looking costs no lock.
     any: AtomicBool,
     thread: std::thread::Thread,
+}
+
+#[derive(Default)]
+struct Woken {
+    tasks: Vec<TaskId>,
     /// Whether the thread sleeps, or is about to: only then does a wake-up cost a system call.
-    parked: AtomicBool,
+    parked: bool,
 }
 
 impl ReadyQueue {
     fn push(&self, id: TaskId) {
         let mut woken = lock(&self.woken);
-        woken.push(id);
-        // Under the lock, so that whoever takes the list lowers it for what he took only. (The swap of `parked` that follows
-        // orders it before that.)
+        woken.tasks.push(id);
+        // Under the lock, so that whoever takes the list lowers it for what he took only.
         self.any.store(true, Ordering::Release);
+        if std::mem::take(&mut woken.parked) {
+            self.thread.unpark();
+        }
     }
 }
 
@@ -133,9 +140,6 @@ impl Wake for TaskWaker {
             return;
         }
         self.queue.push(self.id);
-        if self.queue.parked.swap(false, Ordering::SeqCst) {
-            self.queue.thread.unpark();
-        }
     }
 }
 
@@ -168,7 +172,6 @@ impl Executor {
             woken: Mutex::default(),
             any: AtomicBool::new(false),
             thread: std::thread::current(),
-            parked: AtomicBool::new(false),
         };
         Self {
             inner: Rc::new(Inner {
@@ -306,14 +309,18 @@ impl Executor {
     fn park(&self) {
         let ready = &self.inner.ready;
         debug_assert_eq!(ready.thread.id(), std::thread::current().id(), "an executor stays on its thread");
-        ready.parked.store(true, Ordering::SeqCst);
-        if !ready.any.load(Ordering::SeqCst) {
-            match self.next_timer() {
-                Some(at) => std::thread::park_timeout(Duration::from_nanos(at.saturating_sub(self.now()))),
-                None => std::thread::park(),
+        {
+            let mut woken = lock(&ready.woken);
+            woken.parked = woken.tasks.is_empty();
+            if !woken.parked {
+                return;
             }
         }
-        ready.parked.store(false, Ordering::SeqCst);
+        match self.next_timer() {
+            Some(at) => std::thread::park_timeout(Duration::from_nanos(at.saturating_sub(self.now()))),
+            None => std::thread::park(),
+        }
+        lock(&ready.woken).parked = false;
     }
 
     fn enter(&self) -> Entered {
@@ -337,11 +344,11 @@ impl Executor {
         let mut woken = lock(&ready.woken);
         ready.any.store(false, Ordering::Relaxed);
         if paused.is_empty() {
-            queue.extend(woken.drain(..));
+            queue.extend(woken.tasks.drain(..));
             return;
         }
         let tasks = self.inner.tasks.borrow();
-        for id in woken.drain(..) {
+        for id in woken.tasks.drain(..) {
             let group = tasks.get(id).map_or(DRIVER, |task| task.group);
             match paused.get_mut(&group) {
                 Some(held) => held.push(id),
@@ -459,8 +466,9 @@ impl Executor {
         self.inner.tasks.borrow().len()
     }
 
-    /// Drops all tasks; what they own may refer back to the executor, so they would otherwise keep each other alive.
-    pub(crate) fn clear(&self) {
+    /// Drops all tasks. What they own (endpoints) refers back to the executor, so without this they keep each other alive:
+    /// call it when a thread is done with its executor.
+    pub fn clear(&self) {
         let tasks = std::mem::take(&mut *self.inner.tasks.borrow_mut());
         drop(tasks);
         self.inner.timers.borrow_mut().clear();

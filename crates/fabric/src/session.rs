@@ -26,7 +26,7 @@ use crate::pins::{IDLE, PinSlot};
 use crate::transport::Cluster;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 /// How a session is opened.
 #[derive(Clone, Copy, Default, Debug)]
@@ -106,10 +106,17 @@ impl Session {
         // From here on calls carry the session's number.
         let member = Endpoint::near(cluster.connect(id, term), id, term, &executor);
         for server in servers.iter().copied().filter(|s| *s != ServerId::COORDINATOR) {
-            match member.op().control(server, &Request::AttachSession { read_only, term }).await? {
-                Reply::Session { journal, .. } => journals.push(journal),
-                _ => return Err(crate::call::CallError::Malformed.into()),
-            }
+            let error = match member.op().control(server, &Request::AttachSession { read_only, term }).await {
+                Ok(Reply::Session { journal, .. }) => {
+                    journals.push(journal);
+                    continue;
+                }
+                Ok(_) => crate::call::CallError::Malformed.into(),
+                Err(error) => error,
+            };
+            // Not to be had as a whole, so not at all. If this fails too, the lease runs out.
+            let _ = member.op().control(ServerId::COORDINATOR, &Request::CloseSession {}).await;
+            return Err(error);
         }
         let inner = Inner {
             cluster: cluster.clone(),
@@ -251,15 +258,12 @@ impl Session {
     /// Keeps the session alive from a task of `endpoint`, until it is closed or fenced. The endpoint's executor has to
     /// run at least every third of a lease.
     pub fn keep_alive(&self, endpoint: &Endpoint, every: Nanos) {
-        let (weak, endpoint) = (Arc::downgrade(&self.inner), endpoint.clone());
+        let (session, endpoint) = (self.clone(), endpoint.clone());
         endpoint.clone().spawn(async move {
-            while let Some(session) = upgrade(&weak) {
-                if session.inner.closed.load(Ordering::SeqCst)
-                    || matches!(session.heartbeat(&endpoint).await, Err(FabricError::Fenced { .. }))
-                {
+            while !session.is_closed() {
+                if matches!(session.heartbeat(&endpoint).await, Err(FabricError::Fenced { .. })) {
                     return;
                 }
-                drop(session);
                 endpoint.sleep(every).await;
             }
         });
@@ -365,10 +369,6 @@ fn term_of(reply: &Reply) -> Result<u64, FabricError> {
         Reply::Victim { term } => Ok(term),
         _ => Err(crate::call::CallError::Malformed.into()),
     }
-}
-
-fn upgrade(weak: &Weak<Inner>) -> Option<Session> {
-    weak.upgrade().map(|inner| Session { inner })
 }
 
 impl fmt::Debug for Session {

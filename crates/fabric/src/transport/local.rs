@@ -217,7 +217,9 @@ impl LocalCluster {
                         connection.close();
                     }
                     if server.id == ServerId::COORDINATOR {
-                        lock(&self.inboxes).remove(&session);
+                        if let Some(inbox) = lock(&self.inboxes).remove(&session) {
+                            inbox.close();
+                        }
                     }
                     self.end_calls(server.id, session, &answered);
                 }
@@ -272,8 +274,8 @@ impl Connection {
         open
     }
 
-    /// Whether the connection is open, for a READ: one that overtakes a fence changes nothing, so the fence need not wait
-    /// for it. (What it reads was there before the fence returned.)
+    /// Whether the connection is open. A READ changes nothing, so a fence need not wait for it; but what it brings counts only
+    /// if the connection is still open afterwards, or it might be memory that was reused meanwhile.
     #[inline]
     fn check_open(&self, session: SessionId) -> Result<(), FabricError> {
         if self.open.load(Ordering::Acquire) { Ok(()) } else { Err(FabricError::Fenced { session }) }
@@ -360,9 +362,9 @@ impl LocalLink {
     pub(crate) fn read(&self, addr: GlobalAddr, len: usize, pool: &BufPool) -> Result<Buf, FabricError> {
         let route = self.route(addr.server())?;
         route.table.check(addr, len as u64, Permissions::READ)?;
-        route.connection.check_open(self.session)?;
         let mut buf = pool.take(len);
         route.server.memory.region(addr.region()).read(at(addr.offset()), &mut buf);
+        route.connection.check_open(self.session)?;
         Ok(buf)
     }
 
@@ -374,8 +376,9 @@ impl LocalLink {
             return Err(FabricError::Misaligned { addr });
         }
         route.table.check(addr, 8, Permissions::READ)?;
+        let word = route.server.memory.region(addr.region()).word(at(addr.offset())).load(Ordering::SeqCst);
         route.connection.check_open(self.session)?;
-        Ok(route.server.memory.region(addr.region()).word(at(addr.offset())).load(Ordering::SeqCst))
+        Ok(word)
     }
 
     /// WRITE of one aligned word, without a buffer.
@@ -445,7 +448,13 @@ impl LocalLink {
     }
 
     pub(crate) fn serve(&self) -> Arc<Inbox> {
-        Arc::clone(lock(&self.cluster.inboxes).entry(self.session).or_default())
+        let mut inboxes = lock(&self.cluster.inboxes);
+        // The number of a session that was fenced may be another's by now: its calls are not ours to answer.
+        let coordinator = self.routes.get(ServerId::COORDINATOR.index()).and_then(Option::as_ref);
+        if coordinator.is_none_or(|route| route.connection.check_open(self.session).is_err()) {
+            return Arc::new(Inbox::closed());
+        }
+        Arc::clone(inboxes.entry(self.session).or_default())
     }
 
     pub(crate) fn reply(&self, to: CallId, outcome: CallOutcome) {

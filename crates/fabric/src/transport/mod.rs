@@ -40,7 +40,7 @@ pub mod sim;
 
 use crate::addr::{ServerId, SessionId};
 use crate::buf::BufPool;
-use crate::call::{Call, CallId, CallOutcome, Target};
+use crate::call::{Call, CallId, CallOutcome, CallTable, Seen, Target};
 use crate::caps::Capabilities;
 use crate::error::FabricError;
 use crate::region::{Identity, RegionTable};
@@ -212,16 +212,17 @@ impl Future for Posted {
     type Output = BatchResult;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<BatchResult> {
+        if let Self::Sim(ticket) = &mut *self {
+            // In place: a ticket is polled more often than it is ready, and is not small.
+            let result = ticket.poll(context);
+            if result.is_ready() {
+                *self = Self::Taken;
+            }
+            return result;
+        }
         match std::mem::replace(&mut *self, Self::Taken) {
             Self::Ready(result) => Poll::Ready(result),
-            Self::Sim(mut ticket) => match ticket.poll(context) {
-                Poll::Ready(result) => Poll::Ready(result),
-                Poll::Pending => {
-                    *self = Self::Sim(ticket);
-                    Poll::Pending
-                }
-            },
-            Self::Taken => Poll::Pending,
+            Self::Sim(_) | Self::Taken => Poll::Pending,
         }
     }
 }
@@ -236,31 +237,66 @@ impl fmt::Debug for Posted {
     }
 }
 
-/// Calls that have arrived for a session and wait to be run by it.
+/// Calls that have arrived for a session and wait to be run by it. All its endpoints that serve share one.
 #[derive(Default, Debug)]
 pub(crate) struct Inbox {
-    state: Mutex<(VecDeque<Call>, Option<Waker>)>,
+    state: Mutex<InboxState>,
+}
+
+#[derive(Default, Debug)]
+struct InboxState {
+    arrived: VecDeque<Call>,
+    idle: Vec<Waker>,
+    closed: bool,
+    /// What was called before, so that a repeat runs at most once, whichever endpoint takes it.
+    table: CallTable,
 }
 
 impl Inbox {
+    /// One to which nothing comes.
+    pub(crate) fn closed() -> Self {
+        let inbox = Self::default();
+        inbox.close();
+        inbox
+    }
+
     pub(crate) fn push(&self, call: Call) {
         let mut state = crate::exec::lock(&self.state);
-        state.0.push_back(call);
-        if let Some(waker) = state.1.take() {
+        state.arrived.push_back(call);
+        if let Some(waker) = state.idle.pop() {
             waker.wake();
         }
     }
 
-    pub(crate) async fn next(&self) -> Call {
+    /// The session has ended: whoever serves it stops.
+    pub(crate) fn close(&self) {
+        let mut state = crate::exec::lock(&self.state);
+        state.closed = true;
+        for waker in state.idle.drain(..) {
+            waker.wake();
+        }
+    }
+
+    /// The next call, and whether it was seen before; `None` when the session has ended.
+    pub(crate) async fn next(&self) -> Option<(Call, Seen)> {
         std::future::poll_fn(|context| {
             let mut state = crate::exec::lock(&self.state);
-            if let Some(call) = state.0.pop_front() {
-                return Poll::Ready(call);
+            if state.closed {
+                return Poll::Ready(None);
             }
-            state.1 = Some(context.waker().clone());
+            if let Some(call) = state.arrived.pop_front() {
+                let seen = state.table.begin(&call);
+                return Poll::Ready(Some((call, seen)));
+            }
+            state.idle.push(context.waker().clone());
             Poll::Pending
         })
         .await
+    }
+
+    /// Keeps the outcome of a call that ran.
+    pub(crate) fn finish(&self, id: CallId, outcome: &CallOutcome) {
+        crate::exec::lock(&self.state).table.finish(id, outcome);
     }
 }
 

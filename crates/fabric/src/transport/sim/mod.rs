@@ -9,6 +9,7 @@
 //! - `world` holds servers, flights and events; `tear` cuts verbs to pieces; `memory` holds the bytes; [`faults`] is what
 //!   goes wrong, as data.
 
+mod bound;
 pub mod faults;
 mod memory;
 mod tear;
@@ -25,18 +26,19 @@ use crate::caps::Capabilities;
 use crate::clock::{MICROSECOND, MILLISECOND, Nanos, SECOND};
 use crate::endpoint::{ClockSkew, Endpoint};
 use crate::error::FabricError;
-use crate::exec::{DRIVER, Executor, GroupId, JoinHandle, lock};
+use crate::exec::{DRIVER, Executor, GroupId, JoinHandle};
 use crate::procedure::{Procedure, ProcedureContext};
 use crate::region::RegionTable;
 use crate::server::{ServerLogic, StartError};
 use crate::verb::{Batch, BatchFailure, BatchResult, Completed, Landing, Output, Source, Verb, VerbOutcome};
+use bound::Bound;
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::Future;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use world::{Action, Bytes, Landed, SimServer, SimVerb, SimVerbs, World, server_group};
 
@@ -216,7 +218,7 @@ impl Sim {
         let (seed, capabilities) = (config.seed, config.capabilities);
         let ordered = Arc::<AtomicBool>::default();
         let world = World::new(config, plan, servers, view, Arc::clone(&ordered));
-        let cluster = SimCluster { world: Arc::new(Mutex::new(world)), ordered, capabilities };
+        let cluster = SimCluster { world: Arc::new(Bound::new(world)), ordered, capabilities };
         Ok(Self {
             inner: Rc::new(SimInner {
                 executor: Executor::with_virtual_time(seed ^ 0x5bd1_e995),
@@ -276,14 +278,14 @@ impl Sim {
 
     /// What has happened so far.
     pub fn report(&self) -> SimReport {
-        let world = lock(&self.inner.cluster.world);
+        let world = self.inner.cluster.world.borrow();
         SimReport { trace_hash: world.trace_hash(), virtual_ns: world.now, counts: world.counts }
     }
 
     /// Lets the next timer or event happen.
     fn advance(&self) -> Result<(), SimStop> {
         let executor = &self.inner.executor;
-        let mut world = lock(&self.inner.cluster.world);
+        let mut world = self.inner.cluster.world.borrow();
         let (timer, event) = (executor.next_timer(), world.next_event());
         let at = match (timer, event) {
             (Some(timer), Some(event)) => timer.min(event),
@@ -313,7 +315,7 @@ impl Sim {
             return;
         }
         cluster.ordered.store(false, Ordering::Relaxed);
-        let orders = std::mem::take(&mut lock(&cluster.world).orders);
+        let orders = std::mem::take(&mut cluster.world.borrow().orders);
         let executor = &self.inner.executor;
         for order in orders {
             match order {
@@ -328,7 +330,7 @@ impl Sim {
                     let running = procedure.run(context, request);
                     executor.spawn_in(server_group(server), async move {
                         let outcome = running.await;
-                        lock(&world).procedure_finished(server, call, outcome);
+                        world.borrow().procedure_finished(server, call, outcome);
                     });
                 }
             }
@@ -345,7 +347,7 @@ impl fmt::Debug for Sim {
 /// The way to a world's servers.
 #[derive(Clone)]
 pub(crate) struct SimCluster {
-    world: Arc<Mutex<World>>,
+    world: Arc<Bound<World>>,
     /// Whether the world has orders for its runner, so that looking costs no lock.
     ordered: Arc<AtomicBool>,
     capabilities: Capabilities,
@@ -353,7 +355,7 @@ pub(crate) struct SimCluster {
 
 impl SimCluster {
     pub(super) fn view(&self) -> View {
-        lock(&self.world).view.clone()
+        self.world.borrow().view.clone()
     }
 
     pub(super) fn capabilities(&self) -> Capabilities {
@@ -362,22 +364,22 @@ impl SimCluster {
 
     pub(super) fn connect(&self, session: SessionId, term: u64) -> SimLink {
         let group = Executor::current().map_or(DRIVER, |executor| executor.group());
-        let mut world = lock(&self.world);
+        let mut world = self.world.borrow();
         let routes =
             (0..world.servers.len()).map(|n| Some(world.connect((session, term), group, n, false))).collect();
         drop(world);
-        SimLink { cluster: self.clone(), session, group, routes }
+        SimLink { cluster: Rc::new(self.clone()), session, group, routes }
     }
 
     /// The link of a procedure on `server`, in its caller's name.
     fn connect_near(&self, server: usize, call: CallId) -> SimLink {
         let group = server_group(server);
-        let mut world = lock(&self.world);
+        let mut world = self.world.borrow();
         let count = world.servers.len();
         let connect = |n| (n == server).then(|| world.connect((call.session, call.term), group, n, true));
         let routes = (0..count).map(connect).collect();
         drop(world);
-        SimLink { cluster: self.clone(), session: call.session, group, routes }
+        SimLink { cluster: Rc::new(self.clone()), session: call.session, group, routes }
     }
 }
 
@@ -390,7 +392,8 @@ impl fmt::Debug for SimCluster {
 /// An endpoint's connections in the world.
 #[derive(Debug)]
 pub(crate) struct SimLink {
-    cluster: SimCluster,
+    /// Shared with the tickets, and counted without atomics.
+    cluster: Rc<SimCluster>,
     session: SessionId,
     group: GroupId,
     /// By server: the connection, and what may be done there.
@@ -412,12 +415,12 @@ impl SimLink {
     }
 
     pub(crate) fn clock_skew(&self) -> ClockSkew {
-        lock(&self.cluster.world).clock_skew(self.group)
+        self.cluster.world.borrow().clock_skew(self.group)
     }
 
     pub(super) fn post(&self, batch: Batch, pool: &BufPool) -> SimTicket {
         let mut ticket = SimTicket {
-            world: Arc::clone(&self.cluster.world),
+            cluster: Rc::clone(&self.cluster),
             pool: pool.clone(),
             landings: SmallVec::new(),
             state: TicketState::Never,
@@ -434,14 +437,16 @@ impl SimLink {
                 return ticket;
             }
         };
-        let mut fences = batch.fences();
+        // A verb by itself waits for nobody.
+        let mut fences = (count > 1).then(|| batch.fences());
         let mut verbs = SimVerbs::new();
         for (n, verb) in batch.verbs.into_iter().enumerate() {
-            let (verb, landing) = translate(verb, fences.next().unwrap_or(false));
+            let fenced = fences.as_mut().and_then(Iterator::next).unwrap_or(false);
+            let (verb, landing) = translate(verb, fenced);
             verbs.push(verb);
             ticket.landings.push((n, landing));
         }
-        let mut world = lock(&self.cluster.world);
+        let mut world = self.cluster.world.borrow();
         if count > 1 && !self.cluster.capabilities.ordered_reads {
             world.shuffle_reads(&mut verbs, &mut ticket.landings);
         }
@@ -456,7 +461,7 @@ impl SimLink {
     pub(super) async fn call(&self, target: Target, call: Call) -> CallOutcome {
         let slot = Arc::new(ReplySlot::default());
         let guard = Calling { world: &self.cluster.world, id: call.id };
-        lock(&self.cluster.world).call(self.group, target, call, &slot);
+        self.cluster.world.borrow().call(self.group, target, call, &slot);
         let outcome = slot.wait().await;
         drop(guard);
         outcome
@@ -465,31 +470,32 @@ impl SimLink {
     pub(super) async fn reconnect(&self, server: ServerId) -> Result<(), FabricError> {
         let connection = self.route(server)?.0;
         let slot = Arc::new(ReplySlot::default());
-        lock(&self.cluster.world).reconnect(connection, Arc::clone(&slot));
+        self.cluster.world.borrow().reconnect(connection, Arc::clone(&slot));
         // What came back matters less than what the connection is now.
         let _ = slot.wait().await;
-        let refusal = lock(&self.cluster.world).why_not_reconnected(connection);
+        let refusal = self.cluster.world.borrow().why_not_reconnected(connection);
         refusal.map_or(Ok(()), Err)
     }
 
     pub(super) fn serve(&self) -> Arc<Inbox> {
-        lock(&self.cluster.world).serve(self.session, self.group)
+        let coordinator = self.route(ServerId::COORDINATOR).map(|(connection, _)| *connection);
+        self.cluster.world.borrow().serve(coordinator.ok(), self.session, self.group)
     }
 
     pub(super) fn reply(&self, to: CallId, outcome: CallOutcome) {
-        lock(&self.cluster.world).answer(to, outcome, 0);
+        self.cluster.world.borrow().answer(to, outcome, 0);
     }
 }
 
 /// Stops waiting for a reply when the caller goes away.
 struct Calling<'a> {
-    world: &'a Mutex<World>,
+    world: &'a Bound<World>,
     id: CallId,
 }
 
 impl Drop for Calling<'_> {
     fn drop(&mut self) {
-        lock(self.world).forget_call(self.id);
+        self.world.borrow().forget_call(self.id);
     }
 }
 
@@ -540,7 +546,7 @@ type Landings = SmallVec<[(usize, LandingPlace); 1]>;
 
 /// A batch in the world.
 pub(crate) struct SimTicket {
-    world: Arc<Mutex<World>>,
+    cluster: Rc<SimCluster>,
     pool: BufPool,
     landings: Landings,
     state: TicketState,
@@ -555,20 +561,22 @@ enum TicketState {
 
 impl SimTicket {
     pub(super) fn poll(&mut self, context: &Context<'_>) -> Poll<BatchResult> {
-        match std::mem::replace(&mut self.state, TicketState::Never) {
-            TicketState::Never => Poll::Pending,
-            TicketState::Refused(failure) => Poll::Ready(Err(failure)),
-            TicketState::Flying(flight) => match lock(&self.world).collect(flight, context.waker()) {
-                None => {
-                    self.state = TicketState::Flying(flight);
-                    Poll::Pending
-                }
-                Some((Landed::Done, verbs)) => Poll::Ready(Ok(self.outputs(&verbs))),
-                Some((Landed::Failed(error), _)) => {
+        if let TicketState::Flying(flight) = self.state {
+            let Some((landed, verbs)) = self.cluster.world.borrow().collect(flight, context.waker()) else {
+                return Poll::Pending;
+            };
+            self.state = TicketState::Never;
+            return Poll::Ready(match landed {
+                Landed::Done => Ok(self.outputs(&verbs)),
+                Landed::Failed(error) => {
                     let outcomes = self.landings.iter().map(|_| VerbOutcome::Unknown).collect();
-                    Poll::Ready(Err(Box::new(BatchFailure { error, at: 0, outcomes })))
+                    Err(Box::new(BatchFailure { error, at: 0, outcomes }))
                 }
-            },
+            });
+        }
+        match std::mem::replace(&mut self.state, TicketState::Never) {
+            TicketState::Refused(failure) => Poll::Ready(Err(failure)),
+            TicketState::Flying(_) | TicketState::Never => Poll::Pending,
         }
     }
 
@@ -589,7 +597,7 @@ impl SimTicket {
 impl Drop for SimTicket {
     fn drop(&mut self) {
         if let TicketState::Flying(flight) = self.state {
-            lock(&self.world).detach(flight);
+            self.cluster.world.borrow().detach(flight);
         }
     }
 }

@@ -13,7 +13,7 @@
 //! the contract allows to be observed can be observed, and what cannot be observed costs nothing.
 
 use super::faults::{Fault, FaultPlan};
-use super::memory::Pages;
+use super::memory::Memory;
 use super::tear::{Limits, Torn};
 use super::{Order, SimConfig};
 use crate::addr::{RegionId, ServerId, SessionId};
@@ -77,7 +77,7 @@ impl SimVerb {
         }
     }
 
-    fn region_of<'a>(&self, server: &'a SimServer) -> Option<&'a Pages> {
+    fn region_of<'a>(&self, server: &'a SimServer) -> Option<&'a Memory> {
         server.regions[usize::from(self.region.get())].as_ref()
     }
 
@@ -153,7 +153,7 @@ struct Connection {
 pub(super) struct SimServer {
     pub(super) logic: Arc<dyn ServerLogic>,
     pub(super) table: RegionTable,
-    regions: Vec<Option<Pages>>,
+    regions: Vec<Option<Memory>>,
     admitted: FxHashMap<SessionId, (u64, Permissions)>,
     /// Flights whose current verb is longer than a word and open here.
     open: Vec<usize>,
@@ -670,8 +670,8 @@ impl World {
 
     fn launch(&mut self, connection: usize, verbs: SimVerbs) -> usize {
         self.flights_made = self.flights_made.wrapping_add(1);
-        if let Some(pages) = verbs[0].region_of(&self.servers[self.connections[connection].server]) {
-            pages.prefetch(verbs[0].offset);
+        if let Some(memory) = verbs[0].region_of(&self.servers[self.connections[connection].server]) {
+            memory.prefetch(verbs[0].offset);
         }
         let flight = Flight {
             serial: self.flights_made,
@@ -924,11 +924,11 @@ impl World {
         let torn = flight.torn.as_ref().expect("just begun");
         let ranges = torn.ranges(piece, verb.offset, verb.data.len());
         let server = self.connections[flight.connection].server;
-        let pages = self.servers[server].regions[usize::from(verb.region.get())].as_mut().expect("checked");
+        let memory = self.servers[server].regions[usize::from(verb.region.get())].as_mut().expect("checked");
         for (from, to) in ranges {
             match verb.action {
-                Action::Read => pages.read(verb.offset + from, &mut verb.data[from..to]),
-                _ => pages.write(verb.offset + from, &verb.data[from..to]),
+                Action::Read => memory.read(verb.offset + from, &mut verb.data[from..to]),
+                _ => memory.write(verb.offset + from, &verb.data[from..to]),
             }
         }
     }
@@ -950,15 +950,15 @@ impl World {
         let flight = &mut self.flights[key];
         let server = self.connections[flight.connection].server;
         let verb = &mut flight.verbs[flight.next];
-        let pages = self.servers[server].regions[usize::from(verb.region.get())].as_mut().expect("checked");
+        let memory = self.servers[server].regions[usize::from(verb.region.get())].as_mut().expect("checked");
         match verb.action {
-            Action::Read => pages.read(verb.offset, &mut verb.data),
-            Action::Write => pages.write(verb.offset, &verb.data),
+            Action::Read => memory.read(verb.offset, &mut verb.data),
+            Action::Write => memory.write(verb.offset, &verb.data),
             Action::Cas { .. } | Action::MaskedCas { .. } | Action::Faa { .. } => {
-                let before = pages.load(verb.offset);
+                let before = memory.load(verb.offset);
                 verb.previous = before;
                 if let Some(after) = after_atomic(verb.action, before) {
-                    pages.store(verb.offset, after);
+                    memory.store(verb.offset, after);
                 }
             }
         }
@@ -1090,7 +1090,9 @@ impl World {
         self.note(7, u64::from(session.get()));
         self.servers[server].admitted.remove(&session);
         if server == ServerId::COORDINATOR.index() {
-            self.inboxes.remove(&session);
+            if let Some((inbox, _)) = self.inboxes.remove(&session) {
+                inbox.close();
+            }
             self.give_up_calls(|_, target| target == Target::Session(session));
         }
         for connection in 0..self.connections.len() {
@@ -1133,7 +1135,16 @@ impl World {
         self.waiting.remove(&id);
     }
 
-    pub(super) fn serve(&mut self, session: SessionId, group: GroupId) -> Arc<Inbox> {
+    pub(super) fn serve(
+        &mut self,
+        connection: Option<usize>,
+        session: SessionId,
+        group: GroupId,
+    ) -> Arc<Inbox> {
+        // The number of a session that was fenced may be another's by now: its calls are not ours to answer.
+        if connection.is_none_or(|connection| self.connections[connection].state == ConnectionState::Closed) {
+            return Arc::new(Inbox::closed());
+        }
         let (inbox, _) = self.inboxes.entry(session).or_insert_with(|| (Arc::default(), group));
         Arc::clone(inbox)
     }
@@ -1179,9 +1190,9 @@ fn after_atomic(action: Action, before: u64) -> Option<u64> {
 impl SimServer {
     pub(super) fn new(logic: Arc<dyn ServerLogic>) -> Self {
         let specs = logic.regions();
-        let mut regions: Vec<Option<Pages>> = (0..=RegionId::MAX).map(|_| None).collect();
+        let mut regions: Vec<Option<Memory>> = (0..=RegionId::MAX).map(|_| None).collect();
         for spec in &specs {
-            regions[usize::from(spec.id.get())] = Some(Pages::new(spec));
+            regions[usize::from(spec.id.get())] = Some(Memory::new(spec));
         }
         let table = RegionTable::new(&specs);
         Self { logic, table, regions, admitted: FxHashMap::default(), open: Vec::new(), lost: false }
@@ -1195,7 +1206,7 @@ impl SimServer {
 }
 
 struct SimServerMemory<'a> {
-    regions: RefCell<&'a mut Vec<Option<Pages>>>,
+    regions: RefCell<&'a mut Vec<Option<Memory>>>,
 }
 
 impl ServerMemory for SimServerMemory<'_> {
