@@ -55,6 +55,16 @@ pub enum HostAction {
     },
 }
 
+impl HostAction {
+    /// The call that the action answers, if it does.
+    pub fn answers(&self) -> Option<CallId> {
+        match self {
+            Self::Reply { to, .. } => Some(*to),
+            _ => None,
+        }
+    }
+}
+
 /// Why a server does not start on the memory it was given.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]

@@ -40,12 +40,11 @@ struct Recovering<'a> {
 }
 
 impl<'a> Recovering<'a> {
-    fn begin(pool: &'a Pool, victim: SessionId) -> Result<Self, FabricError> {
-        if pool.recovering.lock().unwrap_or_else(PoisonError::into_inner).insert(victim) {
-            return Ok(Self { pool, victim });
-        }
-        let error = ControlError::BeingAdopted { session: victim, by: pool.session.id() };
-        Err(CallError::Control(error).into())
+    /// `None` if another task is at it.
+    fn begin(pool: &'a Pool, victim: SessionId) -> Option<Self> {
+        let first = pool.recovering.lock().unwrap_or_else(PoisonError::into_inner).insert(victim);
+        // Not `then_some`: a guard that is made and dropped would end the other task's entry.
+        first.then(|| Self { pool, victim })
     }
 }
 
@@ -152,20 +151,33 @@ impl Pool {
     }
 
     /// Fences a session whose lease has run out and takes over what it held. `clean_up` finishes or undoes what it was in
-    /// the middle of and frees its locks, before its number can be used again.
+    /// the middle of and frees its locks, before its number can be used again. `None` if there is nothing for us to do: its
+    /// lease runs (a heartbeat may have been on its way), somebody else is at it, or it is gone already.
     pub async fn recover<E: From<FabricError>>(
         &self,
         op: &Op,
         victim: SessionId,
         clean_up: impl AsyncFnOnce(&Op, &Estate) -> Result<(), E>,
-    ) -> Result<Recovered, E> {
-        let _exclusive = Recovering::begin(self, victim)?;
-        self.session.fence(op, victim, false).await?;
-        let estate = self.session.adopt(op, victim).await?;
+    ) -> Result<Option<Recovered>, E> {
+        let Some(_exclusive) = Recovering::begin(self, victim) else { return Ok(None) };
+        let estate = match self.take_estate(op, victim).await {
+            Ok(estate) => estate,
+            Err(error) if is_not_ours(&error) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
         clean_up(op, &estate).await?;
         let objects = self.heap.inherit(op, &estate).await?;
-        self.session.finish_adoption(op, &estate).await?;
-        Ok(Recovered { chunks: estate.chunks.len(), objects })
+        match self.session.finish_adoption(op, &estate).await {
+            Ok(()) => Ok(Some(Recovered { chunks: estate.chunks.len(), objects })),
+            // We were fenced ourselves meanwhile, and somebody else finished the work.
+            Err(error) if is_not_ours(&error) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn take_estate(&self, op: &Op, victim: SessionId) -> Result<Estate, FabricError> {
+        self.session.fence(op, victim, false).await?;
+        self.session.adopt(op, victim).await
     }
 
     /// Leaves the pool. If retired objects could not be freed, because an operation elsewhere may still reach them, the session
@@ -181,6 +193,19 @@ impl Pool {
         }
         Ok(left)
     }
+}
+
+/// Whether a session is not, or no longer, ours to recover.
+fn is_not_ours(error: &FabricError) -> bool {
+    matches!(
+        error.control(),
+        Some(
+            ControlError::LeaseAlive { .. }
+                | ControlError::BeingAdopted { .. }
+                | ControlError::NoSuchSession { .. }
+                | ControlError::NotFenced { .. }
+        )
+    )
 }
 
 fn index_of(reply: Reply) -> Result<IndexInfo, FabricError> {

@@ -28,7 +28,7 @@ pub trait Subject: Clone + 'static {
         handle: u16,
     ) -> impl Future<Output = Result<Self::Index, IndexError>>;
 
-    /// Cleans up after a session whose lease has run out.
+    /// Cleans up after a session whose lease has run out; nothing, if it has not or somebody else does.
     fn recover(
         &self,
         pool: &Pool,

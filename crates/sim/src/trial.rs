@@ -13,7 +13,7 @@ use crate::check::{self, leaks};
 use crate::history::{Action, History, Key, Outcome, Value};
 use crate::subject::Subject;
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos};
-use farwood_fabric::control::{ControlError, SessionState};
+use farwood_fabric::control::SessionState;
 use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::server::{ServerLogic, StartError};
@@ -409,19 +409,7 @@ async fn recover_expired<S: Subject>(
         if info.state == SessionState::Active && info.lease_left_ns > 0 {
             continue;
         }
-        match subject.recover(pool, endpoint, info.session).await {
-            Err(IndexError::Fabric(error)) => match error.control() {
-                // A heartbeat of the dead was still on its way, or somebody else is at it, or was quicker.
-                Some(
-                    ControlError::LeaseAlive { .. }
-                    | ControlError::BeingAdopted { .. }
-                    | ControlError::NoSuchSession { .. }
-                    | ControlError::NotFenced { .. },
-                ) => {}
-                _ => return Err(IndexError::Fabric(error)),
-            },
-            result => result?,
-        }
+        subject.recover(pool, endpoint, info.session).await?;
     }
     Ok(others.len())
 }

@@ -198,11 +198,7 @@ impl LocalCluster {
 
     /// Carries out what a server's logic decided, in order.
     fn carry_out(self: &Arc<Self>, server: &Arc<LocalServer>, actions: Vec<HostAction>) {
-        let reply_to = |action: &HostAction| match action {
-            HostAction::Reply { to, .. } => Some(*to),
-            _ => None,
-        };
-        let answered: SmallVec<[CallId; 2]> = actions.iter().filter_map(reply_to).collect();
+        let answered: SmallVec<[CallId; 2]> = actions.iter().filter_map(HostAction::answers).collect();
         for action in actions {
             match action {
                 HostAction::Admit { session, term, permissions } => {

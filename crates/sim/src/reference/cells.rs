@@ -24,7 +24,7 @@
 use super::{Bugs, Geometry, Handle, Opened, corrupt};
 use crate::history::Value;
 use crate::subject::Subject;
-use farwood_fabric::control::{ANCHOR_BYTES, ControlError, INTENT_BYTES, RETIRE_SLOTS, Reply, Request};
+use farwood_fabric::control::{ANCHOR_BYTES, INTENT_BYTES, RETIRE_SLOTS, Reply, Request};
 use farwood_fabric::session::Estate;
 use farwood_fabric::{
     Batch, Buf, CallError, Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId, SessionId, marks,
@@ -331,19 +331,7 @@ impl CellsHandle {
         if owner == self.pool.session().id() {
             return Ok(());
         }
-        match recover(&self.subject, &self.pool, op, &self.opened, owner).await {
-            Err(IndexError::Fabric(error)) => match error.control() {
-                // Alive, or somebody else's work, or done by now: look at the lock again.
-                Some(
-                    ControlError::LeaseAlive { .. }
-                    | ControlError::BeingAdopted { .. }
-                    | ControlError::NoSuchSession { .. }
-                    | ControlError::NotFenced { .. },
-                ) => Ok(()),
-                _ => Err(IndexError::Fabric(error)),
-            },
-            result => result,
-        }
+        recover(&self.subject, &self.pool, op, &self.opened, owner).await
     }
 
     fn intent_addr(&self, server: ServerId) -> Option<GlobalAddr> {
@@ -432,8 +420,9 @@ async fn recover(
         }
         Ok(())
     };
-    pool.recover(op, victim, clean_up).await?;
-    marks::hit("session_recovered");
+    if pool.recover(op, victim, clean_up).await?.is_some() {
+        marks::hit("session_recovered");
+    }
     Ok(())
 }
 

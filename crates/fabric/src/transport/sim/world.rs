@@ -1064,11 +1064,7 @@ impl World {
     }
 
     fn carry_out(&mut self, server: usize, actions: Vec<HostAction>) {
-        let reply_to = |action: &HostAction| match action {
-            HostAction::Reply { to, .. } => Some(*to),
-            _ => None,
-        };
-        let answered: SmallVec<[CallId; 2]> = actions.iter().filter_map(reply_to).collect();
+        let answered: SmallVec<[CallId; 2]> = actions.iter().filter_map(HostAction::answers).collect();
         for action in actions {
             match action {
                 HostAction::Admit { session, term, permissions } => {
