@@ -130,3 +130,13 @@ fn a_seed_replays_exactly_and_no_other_seed_does() {
     }
     assert_eq!(hashes.len(), 200, "two worlds have one trace");
 }
+
+/// Found by a long run: after a lost completion, a delete took the empty slot that another delete had left for its own work, so
+/// both said that they had removed the key.
+#[test]
+fn two_deletes_do_not_both_claim_one_removal() {
+    let trial = "seed=280 servers=3 sessions=4 tasks=4 ops=20 keys=64 tear=true lose:c0@v36+312142 lose:c2@v58+34251 \
+                 lose:c3@v282+1863659 lose:c3@v288+461109 lose:c0@v147+1380069 lose:c2@v117+1736608 lose:c0@v156+1727067 \
+                 lose:c3@v223+1615499";
+    records(&trial.parse().expect("a trial"));
+}

@@ -12,8 +12,9 @@
 //!    the record counts only if the slot still says the same: one round trip.
 //! 2. A change: READ the slot and record, allocate beside the slot, [WRITE record, CAS slot] in one batch, retire the old
 //!    record. No locks.
-//! 3. After a lost completion the slot tells: my word, I won; the old word, I did not; a word of the next version but not
-//!    mine, I did not; anything later, it cannot be known, and the new record is abandoned rather than freed.
+//! 3. After a lost completion the slot tells: my record, I won; the old word, I did not; a word of the next version but not
+//!    mine, I did not; anything later, or an empty slot that several may have emptied, and it cannot be known: the records
+//!    are abandoned rather than freed.
 //! 4. scan: READ the slots of a range together, then their records.
 //!
 //! Records never change once they are linked, and an operation's pin keeps those it can reach from being used again. So a record
@@ -238,7 +239,12 @@ impl RecordsHandle {
             Err(failure) => {
                 surely::reconnected(op, failure.error).await?;
                 let now = Slot { raw: surely::read_word(op, at).await? };
-                if now.raw != new.raw && now.raw != old.raw && now.version() != new.version() {
+                // An emptied slot says that somebody emptied it, not who; a record says whose it is.
+                let can_tell = match fresh {
+                    Some(_) => now.raw == old.raw || now.version() == new.version(),
+                    None => now.raw == old.raw || (now.version() == new.version() && now.raw != new.raw),
+                };
+                if !can_tell {
                     heap.abandon();
                     return Err(IndexError::Unknown);
                 }
