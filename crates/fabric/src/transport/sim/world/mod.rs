@@ -12,19 +12,21 @@
 //! Invariant: two conflicting verbs of which at least one is longer than a word are never both open and whole. So whatever
 //! the contract allows to be observed can be observed, and what cannot be observed costs nothing.
 
+mod calls;
+mod effects;
+
 use super::faults::{Fault, FaultPlan};
 use super::memory::Memory;
-use super::tear::{Limits, Torn};
+use super::tear::Torn;
 use super::{Order, SimConfig};
 use crate::addr::{RegionId, ServerId, SessionId};
 use crate::call::{Call, CallError, CallId, CallOutcome, Target};
 use crate::clock::Nanos;
-use crate::control::ControlError;
 use crate::endpoint::ClockSkew;
 use crate::error::FabricError;
 use crate::exec::GroupId;
 use crate::region::{Permissions, RegionTable};
-use crate::server::{HostAction, ServerLogic, ServerMemory};
+use crate::server::{ServerLogic, ServerMemory};
 use crate::transport::{Inbox, ReplySlot, View};
 use fastrand::Rng;
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
@@ -847,304 +849,6 @@ impl World {
         }
     }
 
-    // --- effects ---
-
-    fn open_conflicts(&self, key: usize) -> impl Iterator<Item = usize> + '_ {
-        let flight = &self.flights[key];
-        let server = self.connections[flight.connection].server;
-        let verb = &flight.verbs[flight.next];
-        self.servers[server].open.iter().copied().filter(move |other| {
-            let o = &self.flights[*other];
-            *other != key && verb.conflicts(&o.verbs[o.next])
-        })
-    }
-
-    fn has_open_conflict(&self, key: usize) -> bool {
-        self.open_conflicts(key).next().is_some()
-    }
-
-    /// Tears the open verbs that conflict with the current verb of flight `key`, which is about to take effect.
-    fn tear_conflicting(&mut self, key: usize) {
-        if self.servers[self.connections[self.flights[key].connection].server].open.is_empty() {
-            return;
-        }
-        let conflicts: SmallVec<[usize; 4]> = self.open_conflicts(key).collect();
-        for other in conflicts {
-            self.tear(other);
-        }
-    }
-
-    /// Tears an open verb now, unless it is: some of it may have taken effect already.
-    fn tear(&mut self, key: usize) {
-        if self.flights[key].torn.is_some() {
-            return;
-        }
-        self.cut_up(key);
-        if self.rng.u8(0..4) != 0 {
-            self.apply_piece(key, 0);
-        }
-    }
-
-    fn cut_up(&mut self, key: usize) {
-        let caps = self.config.capabilities;
-        let flight = &self.flights[key];
-        let (next, until, flying) = (flight.next, flight.ends_at, self.flying(key));
-        let verb = &flight.verbs[next];
-        let limits = Limits {
-            line_atomic: caps.line_atomic,
-            ascending: verb.len() as u64 <= u64::from(caps.ordered_lines_bytes),
-        };
-        let torn = Torn::new(verb.offset, verb.len(), limits, &mut self.rng);
-        let mut times: SmallVec<[Nanos; 8]> =
-            (0..torn.pieces()).map(|_| self.rng.u64(self.now..=until)).collect();
-        times.sort_unstable();
-        for (piece, at) in (0..torn.pieces()).zip(times) {
-            self.schedule(
-                at,
-                Happening::Piece { flying, verb: u8::try_from(next).unwrap_or(u8::MAX), piece },
-            );
-        }
-        self.flights[key].torn = Some(torn);
-        self.counts.torn += 1;
-    }
-
-    /// Tears everything that is open on a server: its logic is about to write.
-    fn tear_all(&mut self, server: usize) {
-        for key in self.servers[server].open.clone() {
-            self.tear(key);
-        }
-    }
-
-    fn apply_piece(&mut self, key: usize, piece: u8) {
-        let flight = &mut self.flights[key];
-        if !flight.open || !flight.torn.as_mut().is_some_and(|torn| torn.begin(piece)) {
-            return;
-        }
-        let verb = &mut flight.verbs[flight.next];
-        let torn = flight.torn.as_ref().expect("just begun");
-        let ranges = torn.ranges(piece, verb.offset, verb.data.len());
-        let server = self.connections[flight.connection].server;
-        let memory = self.servers[server].regions[usize::from(verb.region.get())].as_mut().expect("checked");
-        for (from, to) in ranges {
-            match verb.action {
-                Action::Read => memory.read(verb.offset + from, &mut verb.data[from..to]),
-                _ => memory.write(verb.offset + from, &verb.data[from..to]),
-            }
-        }
-    }
-
-    /// Whatever of the open verb has not taken effect does so now.
-    fn apply_rest(&mut self, key: usize) {
-        match self.flights[key].torn.as_ref().map(Torn::pieces) {
-            Some(pieces) => {
-                for piece in 0..pieces {
-                    self.apply_piece(key, piece);
-                }
-                self.effect_noted(key);
-            }
-            None => self.apply_whole(key),
-        }
-    }
-
-    fn apply_whole(&mut self, key: usize) {
-        let flight = &mut self.flights[key];
-        let server = self.connections[flight.connection].server;
-        let verb = &mut flight.verbs[flight.next];
-        let memory = self.servers[server].regions[usize::from(verb.region.get())].as_mut().expect("checked");
-        match verb.action {
-            Action::Read => memory.read(verb.offset, &mut verb.data),
-            Action::Write => memory.write(verb.offset, &verb.data),
-            Action::Cas { .. } | Action::MaskedCas { .. } | Action::Faa { .. } => {
-                let before = memory.load(verb.offset);
-                verb.previous = before;
-                if let Some(after) = after_atomic(verb.action, before) {
-                    memory.store(verb.offset, after);
-                }
-            }
-        }
-        self.effect_noted(key);
-    }
-
-    /// Counts an effect and takes it into the trace.
-    fn effect_noted(&mut self, key: usize) {
-        self.counts.verbs += 1;
-        let flight = &self.flights[key];
-        let verb = &flight.verbs[flight.next];
-        let (serial, at, previous) = (flight.serial, verb.offset as u64, verb.previous);
-        if matches!(verb.action, Action::Read) {
-            self.trace.write(&verb.data);
-        }
-        self.note(5, u64::from(serial) << 20 ^ at ^ previous);
-    }
-
-    // --- calls ---
-
-    pub(super) fn call(&mut self, group: GroupId, target: Target, call: Call, slot: &Arc<ReplySlot>) {
-        if self.is_dead(group) {
-            return;
-        }
-        self.waiting.insert(call.id, Waiting { slot: Arc::clone(slot), group, target });
-        let process = self.process(group);
-        let number = process.calls;
-        process.calls += 1;
-        let mute = |fault: &Fault| matches!(fault, Fault::LoseReply { at_call, .. } if *at_call == number);
-        if process.faults.iter().any(mute) {
-            let (unknown, at) =
-                (Box::new((call.id, Err(CallError::Unknown))), self.now + self.config.timeout_ns);
-            self.schedule(at, Happening::Reply(unknown));
-            if self.rng.bool() {
-                return;
-            }
-            self.muted.insert(call.id);
-        }
-        let server = match target {
-            Target::Server(id) => id.index().min(self.servers.len() - 1),
-            Target::Session(_) => 0,
-        };
-        let at = self.now + self.latency(server, false);
-        self.schedule(at, Happening::Arrive(Box::new((target, call))));
-    }
-
-    fn arrive(&mut self, target: Target, call: Call) {
-        self.note(6, call.id.sequence);
-        let unknown = Happening::Reply(Box::new((call.id, Err(CallError::Unknown))));
-        match target {
-            Target::Server(id) => {
-                let server = id.index();
-                match self.servers.get(server) {
-                    None => {
-                        let error = CallError::Failed(FabricError::UnknownServer { server: id }.to_string());
-                        self.answer(call.id, Err(error), 0);
-                    }
-                    Some(gone) if gone.lost => self.schedule(self.now + self.config.timeout_ns, unknown),
-                    Some(_) => {
-                        self.tear_all(server);
-                        let now = self.now;
-                        let SimServer { logic, regions, .. } = &mut self.servers[server];
-                        let memory = SimServerMemory { regions: RefCell::new(regions) };
-                        let actions = logic.call(&memory, call, now);
-                        self.carry_out(server, actions);
-                    }
-                }
-            }
-            Target::Session(session) => match self.inboxes.get(&session) {
-                Some((_, group)) if self.is_dead(*group) => {
-                    self.schedule(self.now + self.config.timeout_ns, unknown);
-                }
-                Some((inbox, _)) => inbox.push(call),
-                None => self.answer(call.id, Err(CallError::NoSuchSession { session }), 0),
-            },
-        }
-    }
-
-    /// The callers of those who will not answer find out by a time-out.
-    fn give_up_calls(&mut self, of: impl Fn(CallId, Target) -> bool) {
-        let at = self.now + self.config.timeout_ns;
-        let mut given_up: Vec<CallId> =
-            self.waiting.iter().filter(|(id, waiting)| of(**id, waiting.target)).map(|(id, _)| *id).collect();
-        // In order, so that what happens does not depend on the order of a hash map.
-        given_up.sort_unstable();
-        for id in given_up {
-            self.schedule(at, Happening::Reply(Box::new((id, Err(CallError::Unknown)))));
-        }
-    }
-
-    /// Answers the calls that a session sent to a server which has fenced it.
-    fn refuse_calls(&mut self, server: usize, session: SessionId, answered: &[CallId]) {
-        let target = Target::Server(self.view.servers[server].server);
-        let sent = |id: &CallId| id.session == session && !answered.contains(id);
-        let mut refused: Vec<CallId> =
-            self.waiting.iter().filter(|(_, w)| w.target == target).map(|(id, _)| *id).collect();
-        refused.retain(sent);
-        refused.sort_unstable();
-        for id in refused {
-            let error = CallError::Control(ControlError::SessionFenced { session });
-            self.schedule(self.now, Happening::Reply(Box::new((id, Err(error)))));
-        }
-    }
-
-    fn carry_out(&mut self, server: usize, actions: Vec<HostAction>) {
-        let answered: SmallVec<[CallId; 2]> = actions.iter().filter_map(HostAction::answers).collect();
-        for action in actions {
-            match action {
-                HostAction::Admit { session, term, permissions } => {
-                    self.servers[server].admitted.insert(session, (term, permissions));
-                }
-                HostAction::Fence { session } => {
-                    self.fence(server, session);
-                    self.refuse_calls(server, session, &answered);
-                }
-                HostAction::Reply { to, outcome } => self.answer(to, outcome, server),
-                HostAction::Run { call, procedure, request } => {
-                    self.order(Order::Run { server, call, procedure, request });
-                }
-            }
-        }
-    }
-
-    fn fence(&mut self, server: usize, session: SessionId) {
-        self.note(7, u64::from(session.get()));
-        self.servers[server].admitted.remove(&session);
-        if server == ServerId::COORDINATOR.index() {
-            if let Some((inbox, _)) = self.inboxes.remove(&session) {
-                inbox.close();
-            }
-            self.give_up_calls(|_, target| target == Target::Session(session));
-        }
-        for connection in 0..self.connections.len() {
-            let c = &self.connections[connection];
-            if c.session == session && c.server == server {
-                self.sever(connection);
-                self.connections[connection].state = ConnectionState::Closed;
-            }
-        }
-    }
-
-    pub(super) fn procedure_finished(&mut self, server: usize, call: CallId, outcome: CallOutcome) {
-        if self.servers[server].lost {
-            return;
-        }
-        let logic = Arc::clone(&self.servers[server].logic);
-        let actions = logic.finished(call, outcome);
-        self.carry_out(server, actions);
-    }
-
-    /// Sends a reply on its way, unless it is to be lost.
-    pub(super) fn answer(&mut self, to: CallId, outcome: CallOutcome, server: usize) {
-        if self.muted.remove(&to) {
-            return;
-        }
-        let at = self.now + self.latency(server, false);
-        self.schedule(at, Happening::Reply(Box::new((to, outcome))));
-    }
-
-    fn deliver(&mut self, to: CallId, outcome: CallOutcome) {
-        self.note(8, to.sequence);
-        if let Some(waiting) = self.waiting.remove(&to) {
-            if !self.is_dead(waiting.group) {
-                waiting.slot.set(outcome);
-            }
-        }
-    }
-
-    pub(super) fn forget_call(&mut self, id: CallId) {
-        self.waiting.remove(&id);
-    }
-
-    pub(super) fn serve(
-        &mut self,
-        connection: Option<usize>,
-        session: SessionId,
-        group: GroupId,
-    ) -> Arc<Inbox> {
-        // The number of a session that was fenced may be another's by now: its calls are not ours to answer.
-        if connection.is_none_or(|connection| self.connections[connection].state == ConnectionState::Closed) {
-            return Arc::new(Inbox::closed());
-        }
-        let (inbox, _) = self.inboxes.entry(session).or_insert_with(|| (Arc::default(), group));
-        Arc::clone(inbox)
-    }
-
     // --- servers ---
 
     fn lose_server(&mut self, server: usize) {
@@ -1168,18 +872,6 @@ impl World {
         if self.flights.contains(key) {
             self.schedule(self.now + self.config.timeout_ns, Happening::TimeOut(flying));
         }
-    }
-}
-
-/// What an atomic leaves behind; `None` if a comparison failed.
-fn after_atomic(action: Action, before: u64) -> Option<u64> {
-    match action {
-        Action::Cas { expected, desired } => (before == expected).then_some(desired),
-        Action::MaskedCas { compare, compare_mask, swap, swap_mask } => {
-            ((before ^ compare) & compare_mask == 0).then_some((before & !swap_mask) | (swap & swap_mask))
-        }
-        Action::Faa { add } => Some(before.wrapping_add(add)),
-        Action::Read | Action::Write => None,
     }
 }
 

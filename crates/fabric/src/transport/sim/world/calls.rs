@@ -1,0 +1,194 @@
+//! Calls on their way to servers and sessions, their replies, and what becomes of those that nobody will answer.
+
+use super::{ConnectionState, Happening, SimServer, SimServerMemory, Waiting, World};
+use crate::addr::{ServerId, SessionId};
+use crate::call::{Call, CallError, CallId, CallOutcome, Target};
+use crate::control::ControlError;
+use crate::error::FabricError;
+use crate::exec::GroupId;
+use crate::server::HostAction;
+use crate::transport::sim::Order;
+use crate::transport::sim::faults::Fault;
+use crate::transport::{Inbox, ReplySlot};
+use smallvec::SmallVec;
+use std::cell::RefCell;
+use std::sync::Arc;
+
+impl World {
+    pub(in crate::transport::sim) fn call(
+        &mut self,
+        group: GroupId,
+        target: Target,
+        call: Call,
+        slot: &Arc<ReplySlot>,
+    ) {
+        if self.is_dead(group) {
+            return;
+        }
+        self.waiting.insert(call.id, Waiting { slot: Arc::clone(slot), group, target });
+        let process = self.process(group);
+        let number = process.calls;
+        process.calls += 1;
+        let mute = |fault: &Fault| matches!(fault, Fault::LoseReply { at_call, .. } if *at_call == number);
+        if process.faults.iter().any(mute) {
+            let (unknown, at) =
+                (Box::new((call.id, Err(CallError::Unknown))), self.now + self.config.timeout_ns);
+            self.schedule(at, Happening::Reply(unknown));
+            if self.rng.bool() {
+                return;
+            }
+            self.muted.insert(call.id);
+        }
+        let server = match target {
+            Target::Server(id) => id.index().min(self.servers.len() - 1),
+            Target::Session(_) => 0,
+        };
+        let at = self.now + self.latency(server, false);
+        self.schedule(at, Happening::Arrive(Box::new((target, call))));
+    }
+
+    pub(super) fn arrive(&mut self, target: Target, call: Call) {
+        self.note(6, call.id.sequence);
+        let unknown = Happening::Reply(Box::new((call.id, Err(CallError::Unknown))));
+        match target {
+            Target::Server(id) => {
+                let server = id.index();
+                match self.servers.get(server) {
+                    None => {
+                        let error = CallError::Failed(FabricError::UnknownServer { server: id }.to_string());
+                        self.answer(call.id, Err(error), 0);
+                    }
+                    Some(gone) if gone.lost => self.schedule(self.now + self.config.timeout_ns, unknown),
+                    Some(_) => {
+                        self.tear_all(server);
+                        let now = self.now;
+                        let SimServer { logic, regions, .. } = &mut self.servers[server];
+                        let memory = SimServerMemory { regions: RefCell::new(regions) };
+                        let actions = logic.call(&memory, call, now);
+                        self.carry_out(server, actions);
+                    }
+                }
+            }
+            Target::Session(session) => match self.inboxes.get(&session) {
+                Some((_, group)) if self.is_dead(*group) => {
+                    self.schedule(self.now + self.config.timeout_ns, unknown);
+                }
+                Some((inbox, _)) => inbox.push(call),
+                None => self.answer(call.id, Err(CallError::NoSuchSession { session }), 0),
+            },
+        }
+    }
+
+    /// The callers of those who will not answer find out by a time-out.
+    pub(super) fn give_up_calls(&mut self, of: impl Fn(CallId, Target) -> bool) {
+        let at = self.now + self.config.timeout_ns;
+        let mut given_up: Vec<CallId> =
+            self.waiting.iter().filter(|(id, waiting)| of(**id, waiting.target)).map(|(id, _)| *id).collect();
+        // In order, so that what happens does not depend on the order of a hash map.
+        given_up.sort_unstable();
+        for id in given_up {
+            self.schedule(at, Happening::Reply(Box::new((id, Err(CallError::Unknown)))));
+        }
+    }
+
+    /// Answers the calls that a session sent to a server which has fenced it.
+    pub(super) fn refuse_calls(&mut self, server: usize, session: SessionId, answered: &[CallId]) {
+        let target = Target::Server(self.view.servers[server].server);
+        let sent = |id: &CallId| id.session == session && !answered.contains(id);
+        let mut refused: Vec<CallId> =
+            self.waiting.iter().filter(|(_, w)| w.target == target).map(|(id, _)| *id).collect();
+        refused.retain(sent);
+        refused.sort_unstable();
+        for id in refused {
+            let error = CallError::Control(ControlError::SessionFenced { session });
+            self.schedule(self.now, Happening::Reply(Box::new((id, Err(error)))));
+        }
+    }
+
+    pub(super) fn carry_out(&mut self, server: usize, actions: Vec<HostAction>) {
+        let answered: SmallVec<[CallId; 2]> = actions.iter().filter_map(HostAction::answers).collect();
+        for action in actions {
+            match action {
+                HostAction::Admit { session, term, permissions } => {
+                    self.servers[server].admitted.insert(session, (term, permissions));
+                }
+                HostAction::Fence { session } => {
+                    self.fence(server, session);
+                    self.refuse_calls(server, session, &answered);
+                }
+                HostAction::Reply { to, outcome } => self.answer(to, outcome, server),
+                HostAction::Run { call, procedure, request } => {
+                    self.order(Order::Run { server, call, procedure, request });
+                }
+            }
+        }
+    }
+
+    pub(super) fn fence(&mut self, server: usize, session: SessionId) {
+        self.note(7, u64::from(session.get()));
+        self.servers[server].admitted.remove(&session);
+        if server == ServerId::COORDINATOR.index() {
+            if let Some((inbox, _)) = self.inboxes.remove(&session) {
+                inbox.close();
+            }
+            self.give_up_calls(|_, target| target == Target::Session(session));
+        }
+        for connection in 0..self.connections.len() {
+            let c = &self.connections[connection];
+            if c.session == session && c.server == server {
+                self.sever(connection);
+                self.connections[connection].state = ConnectionState::Closed;
+            }
+        }
+    }
+
+    pub(in crate::transport::sim) fn procedure_finished(
+        &mut self,
+        server: usize,
+        call: CallId,
+        outcome: CallOutcome,
+    ) {
+        if self.servers[server].lost {
+            return;
+        }
+        let logic = Arc::clone(&self.servers[server].logic);
+        let actions = logic.finished(call, outcome);
+        self.carry_out(server, actions);
+    }
+
+    /// Sends a reply on its way, unless it is to be lost.
+    pub(in crate::transport::sim) fn answer(&mut self, to: CallId, outcome: CallOutcome, server: usize) {
+        if self.muted.remove(&to) {
+            return;
+        }
+        let at = self.now + self.latency(server, false);
+        self.schedule(at, Happening::Reply(Box::new((to, outcome))));
+    }
+
+    pub(super) fn deliver(&mut self, to: CallId, outcome: CallOutcome) {
+        self.note(8, to.sequence);
+        if let Some(waiting) = self.waiting.remove(&to) {
+            if !self.is_dead(waiting.group) {
+                waiting.slot.set(outcome);
+            }
+        }
+    }
+
+    pub(in crate::transport::sim) fn forget_call(&mut self, id: CallId) {
+        self.waiting.remove(&id);
+    }
+
+    pub(in crate::transport::sim) fn serve(
+        &mut self,
+        connection: Option<usize>,
+        session: SessionId,
+        group: GroupId,
+    ) -> Arc<Inbox> {
+        // The number of a session that was fenced may be another's by now: its calls are not ours to answer.
+        if connection.is_none_or(|connection| self.connections[connection].state == ConnectionState::Closed) {
+            return Arc::new(Inbox::closed());
+        }
+        let (inbox, _) = self.inboxes.entry(session).or_insert_with(|| (Arc::default(), group));
+        Arc::clone(inbox)
+    }
+}
