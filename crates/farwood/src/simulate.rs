@@ -95,7 +95,7 @@ impl Arguments {
             intent_without_lock: is(Mistake::IntentWithoutLock),
         };
         let sabotage = Sabotage { reconnect_without_fence: is(Mistake::ReconnectWithoutFence) };
-        let settings = Settings { sabotage, ..Settings::default() };
+        let settings = Settings { sabotage };
         match self.subject {
             SubjectName::Cells => trial::run(&Cells { keys: trial.keys, bugs }, trial, settings),
             SubjectName::Records => trial::run(&Records { keys: trial.keys, bugs }, trial, settings),

@@ -272,8 +272,6 @@ impl std::error::Error for Failure {}
 pub struct Settings {
     /// Mistakes of the transport.
     pub sabotage: Sabotage,
-    /// Mutes the checks at the end, for speed measurements.
-    pub skip_checks: bool,
 }
 
 /// Runs a trial of `subject`.
@@ -295,14 +293,12 @@ pub fn run<S: Subject>(subject: &S, trial: &Trial, settings: Settings) -> Result
     }
     let usage = ended.map_err(Failure::Structure)?;
     let recovered = marks::count("session_recovered");
-    if !settings.skip_checks {
-        check::all(&log.history).map_err(Failure::History)?;
-        if !usage.dangling.is_empty()
-            || usage.lost_chunks > 0
-            || usage.leaked.len() as u64 > may_leak(trial, recovered)
-        {
-            return Err(Failure::Memory(usage));
-        }
+    check::all(&log.history).map_err(Failure::History)?;
+    if !usage.dangling.is_empty()
+        || usage.lost_chunks > 0
+        || usage.leaked.len() as u64 > may_leak(trial, recovered)
+    {
+        return Err(Failure::Memory(usage));
     }
     let operations = log.history.operations();
     let unknown = operations.iter().filter(|op| op.responded.is_none()).count() as u64;

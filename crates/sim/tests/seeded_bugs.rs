@@ -35,7 +35,7 @@ fn crowded(seed: u64) -> Trial {
 }
 
 fn cells(trial: &Trial, bugs: Bugs, sabotage: Sabotage) -> Result<(), Failure> {
-    let settings = Settings { sabotage, ..Settings::default() };
+    let settings = Settings { sabotage };
     run(&Cells { keys: trial.keys, bugs }, trial, settings).map(drop)
 }
 
