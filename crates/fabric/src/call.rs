@@ -3,7 +3,7 @@
 use crate::addr::{ServerId, SessionId};
 use crate::control::ControlError;
 use crate::procedure::ProcedureId;
-use crate::wire::wire_struct;
+use crate::wire::{Malformed, Wire, wire_struct};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,6 +15,28 @@ pub enum Target {
     Server(ServerId),
     /// Another compute server: a procedure that its session serves.
     Session(SessionId),
+}
+
+impl Wire for Target {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Server(server) => {
+                0u8.put(out);
+                server.put(out);
+            }
+            Self::Session(session) => {
+                1u8.put(out);
+                session.put(out);
+            }
+        }
+    }
+    fn take(input: &mut &[u8]) -> Result<Self, Malformed> {
+        match u8::take(input)? {
+            0 => ServerId::take(input).map(Self::Server),
+            1 => SessionId::take(input).map(Self::Session),
+            _ => Err(Malformed),
+        }
+    }
 }
 
 /// The name of one call: the same id sent again is the same call, and runs at most once.
@@ -102,6 +124,49 @@ impl std::error::Error for CallError {}
 impl From<ControlError> for CallError {
     fn from(error: ControlError) -> Self {
         Self::Control(error)
+    }
+}
+
+impl Wire for CallError {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Unknown => 0u8.put(out),
+            Self::Busy { queued } => {
+                1u8.put(out);
+                queued.put(out);
+            }
+            Self::NoSuchProcedure { procedure } => {
+                2u8.put(out);
+                procedure.put(out);
+            }
+            Self::NoSuchSession { session } => {
+                3u8.put(out);
+                session.put(out);
+            }
+            Self::Malformed => 4u8.put(out),
+            Self::Forgotten => 5u8.put(out),
+            Self::Failed(why) => {
+                6u8.put(out);
+                why.put(out);
+            }
+            Self::Control(error) => {
+                7u8.put(out);
+                error.put(out);
+            }
+        }
+    }
+    fn take(input: &mut &[u8]) -> Result<Self, Malformed> {
+        Ok(match u8::take(input)? {
+            0 => Self::Unknown,
+            1 => Self::Busy { queued: u32::take(input)? },
+            2 => Self::NoSuchProcedure { procedure: ProcedureId::take(input)? },
+            3 => Self::NoSuchSession { session: SessionId::take(input)? },
+            4 => Self::Malformed,
+            5 => Self::Forgotten,
+            6 => Self::Failed(String::take(input)?),
+            7 => Self::Control(ControlError::take(input)?),
+            _ => return Err(Malformed),
+        })
     }
 }
 
@@ -205,10 +270,35 @@ impl CallTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::{decode, encode};
 
     fn call(sequence: u64, acknowledged_below: u64) -> Call {
         let id = CallId { session: SessionId::new(1), term: 1, endpoint: 0, sequence };
         Call { id, acknowledged_below, procedure: ProcedureId(9), request: vec![] }
+    }
+
+    #[test]
+    fn outcomes_and_targets_survive_the_wire() {
+        let session = SessionId::new(7);
+        let errors = [
+            CallError::Unknown,
+            CallError::Busy { queued: 9 },
+            CallError::NoSuchProcedure { procedure: ProcedureId(300) },
+            CallError::NoSuchSession { session },
+            CallError::Malformed,
+            CallError::Forgotten,
+            CallError::Failed("why".into()),
+            CallError::Control(ControlError::SessionFenced { session }),
+        ];
+        let outcomes = errors.into_iter().map(Err).chain([Ok(vec![]), Ok(vec![1, 2, 3])]);
+        for outcome in outcomes {
+            assert_eq!(decode::<CallOutcome>(&encode(&outcome)), Ok(outcome));
+        }
+        for target in [Target::Server(ServerId::new(3)), Target::Session(session)] {
+            assert_eq!(decode::<Target>(&encode(&target)), Ok(target));
+        }
+        assert_eq!(decode::<CallOutcome>(&[0, 8]), Err(Malformed));
+        assert_eq!(decode::<Target>(&[2, 0, 0]), Err(Malformed));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::pins::Pins;
 use crate::procedure::{ProcedureContext, ProcedureId, ProcedureSet};
 use crate::session::Session;
 use crate::stats::OpStats;
-use crate::transport::local::LocalLink;
+use crate::transport::direct::DirectLink;
 use crate::transport::{Link, Posted};
 use crate::verb::{Batch, BatchFailure, BatchResult};
 use crate::wire;
@@ -118,7 +118,7 @@ impl Endpoint {
         pins: Pins,
     ) -> Self {
         let skew = match &link {
-            Link::Local(_) => ClockSkew::default(),
+            Link::Direct(_) => ClockSkew::default(),
             Link::Sim(link) => link.clock_skew(),
         };
         Self {
@@ -357,7 +357,7 @@ impl Op {
     pub async fn submit(&self, batch: Batch) -> BatchResult {
         let result = match &self.endpoint.inner.link {
             // Nothing is ever in flight: the ticket would only be carried about.
-            Link::Local(link) => self.execute(link, batch),
+            Link::Direct(link) => self.execute(link, batch),
             Link::Sim(_) => self.post(batch).await,
         };
         self.endpoint.breathe().await;
@@ -365,7 +365,7 @@ impl Op {
     }
 
     #[inline]
-    fn execute(&self, link: &LocalLink, batch: Batch) -> BatchResult {
+    fn execute(&self, link: &DirectLink, batch: Batch) -> BatchResult {
         let table = link.table(batch.server()).map_err(|error| (0, error));
         if let Err((at, error)) = table.and_then(|table| batch.check(table, link.capabilities())) {
             return Err(BatchFailure::refused(error, at, batch.len()));
@@ -424,7 +424,7 @@ impl Op {
     /// READ of `len` bytes.
     #[inline]
     pub async fn read(&self, addr: GlobalAddr, len: usize) -> Result<Buf, FabricError> {
-        if let Link::Local(link) = &self.endpoint.inner.link {
+        if let Link::Direct(link) = &self.endpoint.inner.link {
             let buf = link.read(addr, len, &self.endpoint.inner.pool)?;
             self.count_one(|stats| {
                 stats.reads += 1;
@@ -441,7 +441,7 @@ impl Op {
     /// READ of one aligned word.
     #[inline]
     pub async fn read_word(&self, addr: GlobalAddr) -> Result<u64, FabricError> {
-        if let Link::Local(link) = &self.endpoint.inner.link {
+        if let Link::Direct(link) = &self.endpoint.inner.link {
             let word = link.read_word(addr)?;
             self.count_one(|stats| {
                 stats.reads += 1;
@@ -467,7 +467,7 @@ impl Op {
     /// WRITE of one word (aligned or not, it takes effect as rule 2 says).
     #[inline]
     pub async fn write_word(&self, addr: GlobalAddr, word: u64) -> Result<(), FabricError> {
-        if let (Link::Local(link), true) = (&self.endpoint.inner.link, addr.is_word_aligned()) {
+        if let (Link::Direct(link), true) = (&self.endpoint.inner.link, addr.is_word_aligned()) {
             link.write_word(addr, word)?;
             self.count_one(|stats| {
                 stats.writes += 1;
@@ -485,7 +485,7 @@ impl Op {
     /// CAS; brings the word as it was, which equals `expected` exactly if the swap happened.
     #[inline]
     pub async fn cas(&self, addr: GlobalAddr, expected: u64, desired: u64) -> Result<u64, FabricError> {
-        if let Link::Local(link) = &self.endpoint.inner.link {
+        if let Link::Direct(link) = &self.endpoint.inner.link {
             let before = link.cas(addr, expected, desired)?;
             self.count_one(|stats| {
                 stats.atomics += 1;
@@ -524,7 +524,7 @@ impl Op {
         request: Vec<u8>,
     ) -> Result<Vec<u8>, FabricError> {
         if let Target::Server(server) = target {
-            self.endpoint.inner.link.table(server)?;
+            self.endpoint.inner.link.check_alive(server)?;
         }
         let call = self.prepare_call(target, procedure, request);
         for _ in 1..CALL_ATTEMPTS {

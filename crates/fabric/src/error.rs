@@ -93,6 +93,16 @@ pub enum FabricError {
         /// The server.
         server: ServerId,
     },
+    /// The server has no place for another endpoint.
+    TooManyEndpoints {
+        /// The server.
+        server: ServerId,
+    },
+    /// There is no server to be reached where one was expected, or it refuses us. Says where and what to do.
+    Unreachable {
+        /// Where, why and what to do.
+        why: String,
+    },
     /// A server answered the handshake with an identity that does not fit.
     WrongServer {
         /// What does not fit.
@@ -176,6 +186,13 @@ impl fmt::Display for FabricError {
             Self::ServerLost { server } => {
                 write!(f, "server {server} is gone and so is what it held; reload the pool")
             }
+            Self::TooManyEndpoints { server } => {
+                write!(
+                    f,
+                    "server {server} has no room for another endpoint; close endpoints that are not in use"
+                )
+            }
+            Self::Unreachable { why } => f.write_str(why),
             Self::WrongServer { why } => {
                 write!(f, "not the server that was expected: {why}; check the pool's URL")
             }

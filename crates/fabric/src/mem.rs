@@ -9,8 +9,11 @@
 //! words. On x86-64 the 16- and 32-byte moves are split by the hardware at cache-line boundaries only, which are multiples of 8
 //! here because both ends of the racy side are word-aligned; `farwood`'s conformance suite looks for torn words.
 
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
+use std::io;
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -18,6 +21,14 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 pub struct RacyMemory {
     base: NonNull<AtomicU64>,
     bytes: usize,
+    origin: Origin,
+}
+
+/// Where a block came from, and so how it is given back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Origin {
+    Heap,
+    Mapped,
 }
 
 // SAFETY: the memory is owned by the value and every access goes through atomics or assembly (see the module text).
@@ -45,7 +56,29 @@ impl RacyMemory {
         let layout = Layout::from_size_align(bytes, ALIGN).ok()?;
         // SAFETY: the layout has a non-zero size.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Self { base: base.cast(), bytes })
+        Some(Self { base: base.cast(), bytes, origin: Origin::Heap })
+    }
+
+    /// `bytes` bytes at `offset` of a file or device, shared with everybody who maps them; both are multiples of the page
+    /// size. What is mapped for reading only must not be written: the processor would end the process.
+    pub fn map(file: impl AsFd, offset: u64, bytes: usize, writable: bool) -> io::Result<Self> {
+        if bytes == 0 || bytes % LINE != 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
+        let base = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, offset)?
+        };
+        let base = NonNull::new(base).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let mapped = Self { base: base.cast(), bytes, origin: Origin::Mapped };
+        // A child that inherited the mapping could write when its parent has been fenced.
+        // SAFETY: the range is the mapping just made; nothing but a fork is affected.
+        unsafe { rustix::mm::madvise(base.as_ptr(), bytes, Advice::LinuxDontFork)? };
+        // Where the system allows it, big pages; where it does not, nothing is lost.
+        // SAFETY: as above; contents stay what they are.
+        let _ = unsafe { rustix::mm::madvise(base.as_ptr(), bytes, Advice::LinuxHugepage) };
+        Ok(mapped)
     }
 
     /// How many bytes there are.
@@ -190,9 +223,18 @@ impl RacyMemory {
 
 impl Drop for RacyMemory {
     fn drop(&mut self) {
-        let layout = Layout::from_size_align(self.bytes, ALIGN).expect("the layout was valid when allocated");
-        // SAFETY: allocated in `zeroed` with this layout, and nobody borrows it any more.
-        unsafe { dealloc(self.base.as_ptr().cast(), layout) }
+        match self.origin {
+            Origin::Heap => {
+                let layout =
+                    Layout::from_size_align(self.bytes, ALIGN).expect("the layout was valid when allocated");
+                // SAFETY: allocated in `zeroed` with this layout, and nobody borrows it any more.
+                unsafe { dealloc(self.base.as_ptr().cast(), layout) }
+            }
+            Origin::Mapped => {
+                // SAFETY: mapped in `map` with this length, and nobody borrows it any more. If it fails, it stays mapped.
+                let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+            }
+        }
     }
 }
 

@@ -112,6 +112,10 @@ pub trait ServerLogic: Send + Sync + fmt::Debug {
     /// A procedure begun by [`HostAction::Run`] ended.
     fn finished(&self, call: CallId, outcome: CallOutcome) -> Vec<HostAction>;
 
+    /// The process of this session is gone: nobody can keep its lease any more, so that it may be fenced at once. What it
+    /// had stays as it is until then.
+    fn abandoned(&self, session: SessionId, term: u64);
+
     /// How many cores procedures may use.
     fn cores(&self) -> usize;
 }

@@ -94,7 +94,7 @@ impl Session {
     pub async fn open(cluster: &Cluster, options: SessionOptions) -> Result<Self, FabricError> {
         let executor = Executor::current().ok_or(FabricError::NoExecutor)?;
         let read_only = options.read_only;
-        let stranger = Endpoint::stranger(cluster.connect(SessionId::NONE, 0), &executor);
+        let stranger = Endpoint::stranger(cluster.connect(SessionId::NONE, 0)?, &executor);
         let request = Request::OpenSession { read_only };
         let Reply::Session { session: id, term, lease_ns, journal, epochs } =
             stranger.op().control(ServerId::COORDINATOR, &request).await?
@@ -104,7 +104,7 @@ impl Session {
         let servers: Vec<_> = cluster.view().ids().collect();
         let mut journals = vec![journal];
         // From here on calls carry the session's number.
-        let member = Endpoint::near(cluster.connect(id, term), id, term, &executor);
+        let member = Endpoint::near(cluster.connect(id, term)?, id, term, &executor);
         for server in servers.iter().copied().filter(|s| *s != ServerId::COORDINATOR) {
             let error = match member.op().control(server, &Request::AttachSession { read_only, term }).await {
                 Ok(Reply::Session { journal, .. }) => {
@@ -174,7 +174,7 @@ impl Session {
         Ok(Endpoint::for_session(
             self,
             number,
-            self.inner.cluster.connect(self.inner.id, self.inner.term),
+            self.inner.cluster.connect(self.inner.id, self.inner.term)?,
             &executor,
         ))
     }

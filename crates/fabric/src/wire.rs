@@ -98,6 +98,19 @@ impl<T: Wire> Wire for Option<T> {
     }
 }
 
+impl<T: Wire, E: Wire> Wire for Result<T, E> {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.is_ok().put(out);
+        match self {
+            Ok(value) => value.put(out),
+            Err(error) => error.put(out),
+        }
+    }
+    fn take(input: &mut &[u8]) -> Result<Self, Malformed> {
+        if bool::take(input)? { T::take(input).map(Ok) } else { E::take(input).map(Err) }
+    }
+}
+
 impl Wire for String {
     fn put(&self, out: &mut Vec<u8>) {
         self.as_bytes().to_vec().put(out);

@@ -81,6 +81,12 @@ impl ServerLogic for MemoryServer {
         self.lock().as_mut().map_or_else(Vec::new, |server| server.finished(call, outcome))
     }
 
+    fn abandoned(&self, session: SessionId, term: u64) {
+        if let Some(server) = self.lock().as_mut() {
+            server.sessions.abandon(session, term);
+        }
+    }
+
     fn cores(&self) -> usize {
         self.config.cores
     }

@@ -26,7 +26,8 @@
 //!
 //! Leases exist on the coordinator only, and only decide who may be fenced: nothing happens when one runs out, and
 //! a late heartbeat renews it. After a restart all sessions found have *lost* their lease: the replies that made
-//! their calls run at most once are gone, so none of their calls is taken any more.
+//! their calls run at most once are gone, so none of their calls is taken any more. So has a session whose process is
+//! known to be gone: it can be fenced at once.
 //!
 //! Invariants: a state is committed by the first word of its entry; a slot's term only grows; whoever leaves `Active`
 //! or `Fencing` gives up its adoptions in the stores before, so an adopter is always a session that may still act.
@@ -55,7 +56,7 @@ pub(crate) enum State {
 enum Lease {
     Forever,
     Until(Nanos),
-    /// The server restarted.
+    /// The server restarted, or the session's process is gone.
     Lost,
 }
 
@@ -218,6 +219,16 @@ impl SessionTable {
         let lease = self.fresh_lease(now);
         if let Ok(slot) = self.slot(session) {
             self.slots[usize::from(slot)].lease = lease;
+        }
+    }
+
+    /// The session's process is gone: nobody renews its lease, and nothing that still comes in its name is taken.
+    pub(crate) fn abandon(&mut self, session: SessionId, term: u64) {
+        if let Ok(slot) = self.slot(session) {
+            let slot = &mut self.slots[usize::from(slot)];
+            if slot.state == State::Active && slot.term == term {
+                slot.lease = Lease::Lost;
+            }
         }
     }
 

@@ -35,7 +35,10 @@
 //! hands it the calls, and carries out its [`HostAction`](crate::server::HostAction)s.
 
 pub mod conformance;
+pub(crate) mod direct;
+pub(crate) mod host;
 pub mod local;
+pub mod shm;
 pub mod sim;
 
 use crate::addr::{ServerId, SessionId};
@@ -107,7 +110,7 @@ pub struct Cluster {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Way {
-    Local(Arc<local::LocalCluster>),
+    Direct(Arc<direct::DirectCluster>),
     Sim(sim::SimCluster),
 }
 
@@ -115,7 +118,7 @@ impl Cluster {
     /// Which servers there are.
     pub fn view(&self) -> View {
         match &self.way {
-            Way::Local(cluster) => cluster.view().clone(),
+            Way::Direct(cluster) => cluster.view().clone(),
             Way::Sim(cluster) => cluster.view(),
         }
     }
@@ -123,31 +126,31 @@ impl Cluster {
     /// What the transport can do.
     pub fn capabilities(&self) -> Capabilities {
         match &self.way {
-            Way::Local(cluster) => cluster.capabilities(),
+            Way::Direct(cluster) => cluster.capabilities(),
             Way::Sim(cluster) => cluster.capabilities(),
         }
     }
 
     /// Connects an endpoint of `session` (nobody's: one that may only call) to all servers.
-    pub(crate) fn connect(&self, session: SessionId, term: u64) -> Link {
-        match &self.way {
-            Way::Local(cluster) => Link::Local(cluster.connect(session, term)),
+    pub(crate) fn connect(&self, session: SessionId, term: u64) -> Result<Link, FabricError> {
+        Ok(match &self.way {
+            Way::Direct(cluster) => Link::Direct(cluster.connect(session, term)?),
             Way::Sim(cluster) => Link::Sim(cluster.connect(session, term)),
-        }
+        })
     }
 }
 
 /// An endpoint's connections.
 #[derive(Debug)]
 pub(crate) enum Link {
-    Local(local::LocalLink),
+    Direct(direct::DirectLink),
     Sim(sim::SimLink),
 }
 
 impl Link {
     pub(crate) fn capabilities(&self) -> &Capabilities {
         match self {
-            Self::Local(link) => link.capabilities(),
+            Self::Direct(link) => link.capabilities(),
             Self::Sim(link) => link.capabilities(),
         }
     }
@@ -155,15 +158,23 @@ impl Link {
     /// The regions that this endpoint may use on `server`.
     pub(crate) fn table(&self, server: ServerId) -> Result<&RegionTable, FabricError> {
         match self {
-            Self::Local(link) => link.table(server),
+            Self::Direct(link) => link.table(server),
             Self::Sim(link) => link.table(server),
+        }
+    }
+
+    /// Whether `server` exists and is not known to be gone.
+    pub(crate) fn check_alive(&self, server: ServerId) -> Result<(), FabricError> {
+        match self {
+            Self::Direct(link) => link.check_alive(server),
+            Self::Sim(link) => link.table(server).map(drop),
         }
     }
 
     /// Posts a batch that has been checked.
     pub(crate) fn post(&self, batch: Batch, pool: &BufPool) -> Posted {
         match self {
-            Self::Local(link) => Posted::Ready(link.execute(batch, pool)),
+            Self::Direct(link) => Posted::Ready(link.execute(batch, pool)),
             Self::Sim(link) => Posted::Sim(link.post(batch, pool)),
         }
     }
@@ -171,7 +182,7 @@ impl Link {
     /// Sends a call and waits for its reply.
     pub(crate) async fn call(&self, target: Target, call: Call) -> CallOutcome {
         match self {
-            Self::Local(link) => link.call(target, call).await,
+            Self::Direct(link) => link.call(target, call).await,
             Self::Sim(link) => link.call(target, call).await,
         }
     }
@@ -179,7 +190,7 @@ impl Link {
     /// Fences the connection to `server` and opens a new one.
     pub(crate) async fn reconnect(&self, server: ServerId) -> Result<(), FabricError> {
         match self {
-            Self::Local(link) => link.reconnect(server),
+            Self::Direct(link) => link.reconnect(server),
             Self::Sim(link) => link.reconnect(server).await,
         }
     }
@@ -187,7 +198,7 @@ impl Link {
     /// Where calls to this endpoint's session arrive from now on.
     pub(crate) fn serve(&self) -> Arc<Inbox> {
         match self {
-            Self::Local(link) => link.serve(),
+            Self::Direct(link) => link.serve(),
             Self::Sim(link) => link.serve(),
         }
     }
@@ -195,7 +206,7 @@ impl Link {
     /// Answers a call that arrived at the inbox.
     pub(crate) fn reply(&self, to: CallId, outcome: CallOutcome) {
         match self {
-            Self::Local(link) => link.reply(to, outcome),
+            Self::Direct(link) => link.reply(to, outcome),
             Self::Sim(link) => link.reply(to, outcome),
         }
     }

@@ -49,6 +49,18 @@ fn a_lease_protects_until_it_runs_out_and_a_heartbeat_renews_it() {
 }
 
 #[test]
+fn a_session_whose_process_is_gone_can_be_fenced_at_once() {
+    let (memory, _, mut table) = world(0);
+    let a = table.open(&memory, false, START, 100).unwrap();
+    table.abandon(a, table.term(a) + 1);
+    assert!(table.begin_fence(&memory, a, false, 101).is_err(), "that was another holder of the number");
+    table.abandon(a, table.term(a));
+    assert_eq!(table.check_active(a, table.term(a)), Err(ControlError::SessionFenced { session: a }));
+    assert_eq!(table.state(a), State::Active, "what it had stays until it is fenced");
+    assert_eq!(table.begin_fence(&memory, a, false, 101), Ok(1));
+}
+
+#[test]
 fn sessions_without_lease_yield_to_force_only() {
     let (memory, config, _) = world(0);
     let config = ServerConfig { lease_ns: 0, ..config };

@@ -1,0 +1,366 @@
+//! What `local` and `shm` share: verbs that the client itself carries out on mapped memory.
+//!
+//! Verbs run inline on the caller's thread; there is no server CPU in their path and nothing is ever in flight. Where the
+//! server's logic runs, in this process or in another one, matters to calls only ([`Station`]).
+//!
+//! **Fencing** goes through a gate per connection ([`super::host::gates`]).
+//!
+//! **Completed means visible** (rule 5): a batch that wrote ends with a full fence, so that neither a later verb nor a
+//! plain load of the caller can overtake its stores.
+
+use super::host::gates::Gate;
+use super::host::regions::{Regions, at};
+use super::host::{HERE, Host};
+use super::shm::client::Connection;
+use super::{Inbox, ReplySlot, View};
+use crate::addr::{GlobalAddr, RegionId, ServerId, SessionId};
+use crate::buf::{Buf, BufPool};
+use crate::call::{Call, CallError, CallId, CallOutcome, Target};
+use crate::caps::Capabilities;
+use crate::error::FabricError;
+use crate::mem::Side;
+use crate::region::{Permissions, RegionTable};
+use crate::verb::{Batch, BatchFailure, BatchResult, Completed, Landing, Output, Source, Verb, VerbOutcome};
+use smallvec::SmallVec;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// The most verbs in one batch; memory has no limit of its own, so this is what an RDMA send queue takes.
+const MAX_BATCH: usize = 128;
+
+/// Servers whose memory this process has mapped.
+#[derive(Debug)]
+pub(crate) struct DirectCluster {
+    view: View,
+    /// By number.
+    stations: Vec<Station>,
+    capabilities: Capabilities,
+}
+
+/// Where a server's logic is.
+#[derive(Clone, Debug)]
+pub(crate) enum Station {
+    /// In this process.
+    Host(Arc<Host>),
+    /// In another process of this machine.
+    Process(Arc<Connection>),
+}
+
+impl Station {
+    fn id(&self) -> ServerId {
+        match self {
+            Self::Host(host) => host.id(),
+            Self::Process(connection) => connection.identity().server,
+        }
+    }
+
+    fn table(&self) -> &RegionTable {
+        match self {
+            Self::Host(host) => host.table(),
+            Self::Process(connection) => connection.table(),
+        }
+    }
+
+    fn connect(&self, session: SessionId, term: u64) -> Result<Route, FabricError> {
+        let (opened, memory) = match self {
+            Self::Host(host) => (host.connect(session, term, None)?, host.memory()),
+            Self::Process(connection) => (connection.connect(session, term)?, connection.memory()),
+        };
+        let table = self.table().restricted_to(opened.permissions);
+        Ok(Route { memory: Arc::clone(memory), gate: opened.gate, table, station: self.clone() })
+    }
+
+    /// Why a gate is closed.
+    fn why_closed(&self, session: SessionId) -> FabricError {
+        match self {
+            Self::Process(connection) if connection.is_lost() => {
+                FabricError::ServerLost { server: self.id() }
+            }
+            _ => FabricError::Fenced { session },
+        }
+    }
+}
+
+impl DirectCluster {
+    /// The pool of these servers; the view has been made from their identities.
+    pub(crate) fn new(view: View, mut stations: Vec<Station>) -> Self {
+        stations.sort_by_key(Station::id);
+        let locks = |station: &Station| station.table().get(RegionId::LOCK).map_or(0, |region| region.bytes);
+        let capabilities = Capabilities {
+            masked_cas: true,
+            lock_memory_bytes: stations.iter().map(locks).min().unwrap_or(0),
+            line_atomic: false,
+            ordered_lines_bytes: 0,
+            ordered_reads: true,
+            max_batch: MAX_BATCH,
+            session_calls: true,
+        };
+        Self { view, stations, capabilities }
+    }
+
+    pub(crate) fn view(&self) -> &View {
+        &self.view
+    }
+
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    pub(crate) fn connect(&self, session: SessionId, term: u64) -> Result<DirectLink, FabricError> {
+        let routes = self.stations.iter().map(|station| station.connect(session, term).map(Some));
+        let routes = routes.collect::<Result<Box<[_]>, _>>()?;
+        Ok(DirectLink { session, term, capabilities: self.capabilities, routes })
+    }
+}
+
+/// One endpoint's way to one server.
+#[derive(Debug)]
+struct Route {
+    memory: Arc<Regions>,
+    gate: Gate,
+    table: RegionTable,
+    station: Station,
+}
+
+impl Drop for Route {
+    fn drop(&mut self) {
+        match &self.station {
+            Station::Host(host) => host.disconnect(&self.gate),
+            Station::Process(connection) => connection.disconnect(&self.gate),
+        }
+    }
+}
+
+/// An endpoint's connections to mapped memory.
+#[derive(Debug)]
+pub(crate) struct DirectLink {
+    session: SessionId,
+    term: u64,
+    capabilities: Capabilities,
+    routes: Box<[Option<Route>]>,
+}
+
+impl DirectLink {
+    /// The link of a procedure on `host`: it reaches that server only, in its caller's name, so that fencing the caller ends
+    /// it too.
+    pub(crate) fn near(host: &Arc<Host>, call: CallId) -> Result<Self, FabricError> {
+        let station = Station::Host(Arc::clone(host));
+        let mut routes: Vec<Option<Route>> = (0..host.id().index()).map(|_| None).collect();
+        routes.push(Some(station.connect(call.session, call.term)?));
+        let (view, stations) = (View { number: 1, servers: vec![host.identity().clone()] }, vec![station]);
+        let capabilities = DirectCluster::new(view, stations).capabilities;
+        Ok(Self { session: call.session, term: call.term, capabilities, routes: routes.into() })
+    }
+
+    pub(crate) fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    #[inline]
+    fn route(&self, server: ServerId) -> Result<&Route, FabricError> {
+        match self.routes.get(server.index()) {
+            Some(Some(route)) => Ok(route),
+            _ => Err(FabricError::UnknownServer { server }),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn table(&self, server: ServerId) -> Result<&RegionTable, FabricError> {
+        self.route(server).map(|route| &route.table)
+    }
+
+    /// Whether there is anybody to call.
+    pub(crate) fn check_alive(&self, server: ServerId) -> Result<(), FabricError> {
+        match &self.route(server)?.station {
+            Station::Process(connection) if connection.is_lost() => Err(FabricError::ServerLost { server }),
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn why_closed(&self, route: &Route) -> FabricError {
+        route.station.why_closed(self.session)
+    }
+
+    #[inline]
+    fn check_open(&self, route: &Route) -> Result<(), FabricError> {
+        if route.gate.is_open() { Ok(()) } else { Err(self.why_closed(route)) }
+    }
+
+    /// Runs a checked batch, verb by verb.
+    pub(crate) fn execute(&self, batch: Batch, pool: &BufPool) -> BatchResult {
+        let verbs = batch.len();
+        let route = self.route(batch.server()).map_err(|e| BatchFailure::refused(e, 0, verbs))?;
+        if !route.gate.enter() {
+            let outcomes = (0..verbs).map(|_| VerbOutcome::NotExecuted).collect();
+            return Err(Box::new(BatchFailure { error: self.why_closed(route), at: 0, outcomes }));
+        }
+        let mut outputs = SmallVec::new();
+        let mut wrote = false;
+        for verb in batch.verbs {
+            if wrote && matches!(verb, Verb::Read { .. }) {
+                // WRITE then READ is ordered, which stores and loads of one thread are not.
+                fence(Ordering::SeqCst);
+                wrote = false;
+            }
+            wrote |= matches!(verb, Verb::Write { .. });
+            outputs.push(apply(verb, &route.memory, pool));
+        }
+        if wrote {
+            fence(Ordering::SeqCst);
+        }
+        route.gate.leave();
+        Ok(Completed { outputs })
+    }
+
+    /// READ without a batch.
+    #[inline]
+    pub(crate) fn read(&self, addr: GlobalAddr, len: usize, pool: &BufPool) -> Result<Buf, FabricError> {
+        let route = self.route(addr.server())?;
+        route.table.check(addr, len as u64, Permissions::READ)?;
+        let mut buf = pool.take(len);
+        route.memory.region(addr.region()).read(at(addr.offset()), &mut buf);
+        self.check_open(route)?;
+        Ok(buf)
+    }
+
+    /// READ of one aligned word, without a buffer.
+    #[inline]
+    pub(crate) fn read_word(&self, addr: GlobalAddr) -> Result<u64, FabricError> {
+        let route = self.route(addr.server())?;
+        if !addr.is_word_aligned() {
+            return Err(FabricError::Misaligned { addr });
+        }
+        route.table.check(addr, 8, Permissions::READ)?;
+        let word = route.memory.region(addr.region()).word(at(addr.offset())).load(Ordering::SeqCst);
+        self.check_open(route)?;
+        Ok(word)
+    }
+
+    /// WRITE of one aligned word, without a buffer.
+    #[inline]
+    pub(crate) fn write_word(&self, addr: GlobalAddr, value: u64) -> Result<(), FabricError> {
+        self.on_word(addr, Permissions::WRITE, |word| {
+            word.swap(value, Ordering::SeqCst);
+        })
+    }
+
+    /// CAS without a batch.
+    #[inline]
+    pub(crate) fn cas(&self, addr: GlobalAddr, expected: u64, desired: u64) -> Result<u64, FabricError> {
+        self.on_word(addr, Permissions::ATOMIC, |word| compare_exchange(word, expected, desired))
+    }
+
+    #[inline]
+    fn on_word<T>(
+        &self,
+        addr: GlobalAddr,
+        needed: Permissions,
+        access: impl FnOnce(&AtomicU64) -> T,
+    ) -> Result<T, FabricError> {
+        let route = self.route(addr.server())?;
+        if !addr.is_word_aligned() {
+            return Err(FabricError::Misaligned { addr });
+        }
+        route.table.check(addr, 8, needed)?;
+        if !route.gate.enter() {
+            return Err(self.why_closed(route));
+        }
+        let result = access(route.memory.region(addr.region()).word(at(addr.offset())));
+        route.gate.leave();
+        Ok(result)
+    }
+
+    pub(crate) async fn call(&self, target: Target, call: Call) -> CallOutcome {
+        // Sessions are reached through the coordinator.
+        let through = match target {
+            Target::Server(server) => server,
+            Target::Session(_) => ServerId::COORDINATOR,
+        };
+        let route = self.route(through).map_err(|error| CallError::Failed(error.to_string()))?;
+        match &route.station {
+            Station::Host(host) => {
+                let slot = Arc::new(ReplySlot::default());
+                let _guard = Waiting { host, id: call.id };
+                host.call(target, call, HERE, Arc::clone(&slot) as _);
+                slot.wait().await
+            }
+            Station::Process(connection) => connection.call(target, call).await,
+        }
+    }
+
+    /// Nothing is ever in flight, so there is nothing to fence: a connection that is closed stays so.
+    pub(crate) fn reconnect(&self, server: ServerId) -> Result<(), FabricError> {
+        self.check_open(self.route(server)?)
+    }
+
+    pub(crate) fn serve(&self) -> Arc<Inbox> {
+        match self.route(ServerId::COORDINATOR).map(|route| &route.station) {
+            Ok(Station::Host(host)) => host.serve_here(self.session, self.term),
+            Ok(Station::Process(connection)) => connection.serve(self.session, self.term),
+            Err(_) => Arc::new(Inbox::closed()),
+        }
+    }
+
+    pub(crate) fn reply(&self, to: CallId, outcome: CallOutcome) {
+        match self.route(ServerId::COORDINATOR).map(|route| &route.station) {
+            Ok(Station::Host(host)) => host.reply(to, outcome),
+            Ok(Station::Process(connection)) => connection.reply(to, outcome),
+            Err(_) => {}
+        }
+    }
+}
+
+/// Stops waiting for a reply when the caller goes away.
+struct Waiting<'a> {
+    host: &'a Host,
+    id: CallId,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.host.forget_call(self.id);
+    }
+}
+
+#[inline]
+fn compare_exchange(word: &AtomicU64, expected: u64, desired: u64) -> u64 {
+    match word.compare_exchange(expected, desired, Ordering::SeqCst, Ordering::SeqCst) {
+        Ok(before) | Err(before) => before,
+    }
+}
+
+/// Carries out one verb.
+fn apply(verb: Verb, memory: &Regions, pool: &BufPool) -> Output {
+    let addr = verb.addr();
+    let region = memory.region(addr.region());
+    let offset = at(addr.offset());
+    match verb {
+        Verb::Read { len, into: Landing::Pooled, .. } => {
+            let mut buf = pool.take(len);
+            region.read(offset, &mut buf);
+            Output::Bytes(buf)
+        }
+        Verb::Read { len, into: Landing::Shared { buf, at }, .. } => {
+            region.copy_to(offset, buf.memory(), at, len, Side::Source);
+            Output::Done
+        }
+        Verb::Write { from, .. } => {
+            match from {
+                Source::Inline { bytes, len } => region.write(offset, &bytes[..usize::from(len)]),
+                Source::Owned(buf) => region.write(offset, &buf),
+                Source::Shared { buf, at, len } => {
+                    buf.memory().copy_to(at, region, offset, len, Side::Destination);
+                }
+            }
+            Output::Done
+        }
+        Verb::Cas { expected, desired, .. } => {
+            Output::Previous(compare_exchange(region.word(offset), expected, desired))
+        }
+        Verb::MaskedCas { compare, compare_mask, swap, swap_mask, .. } => {
+            Output::Previous(region.masked_cas(offset, compare, compare_mask, swap, swap_mask))
+        }
+        Verb::Faa { add, .. } => Output::Previous(region.word(offset).fetch_add(add, Ordering::SeqCst)),
+    }
+}

@@ -1,0 +1,242 @@
+//! Gates: how a connection whose client touches the memory itself is closed for good.
+//!
+//! No server stands between such a client and the bytes, so the client asks a gate: a line of memory that both ends see,
+//! one per connection. It raises `busy` before each batch that may change memory and then looks at `open`; whoever fences
+//! it lowers `open`, then waits until `busy` is down. Both sides use sequentially consistent accesses, so either the client
+//! sees the fence or the fence waits for the batch. A client that has been stopped in the middle of a batch keeps `busy` up;
+//! its process is then ended ([`Holder::end`]) and waited for, which lowers nothing but makes sure of the same.
+//!
+//! ```text
+//! +0   busy     1 while a batch runs; written by the client
+//! +8   open     1 while the connection may be used; written by the server, lowered by the client when its server is gone
+//! +16  pid      the client's process; 0: this gate is free, or the client is in the server's own process
+//! +24  started  when that process started: a pid that was used again means somebody else
+//! ```
+//!
+//! Gate 0 is never open: it is what those get who may not touch memory.
+
+use crate::mem::RacyMemory;
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+const GATE_BYTES: usize = 64;
+const BUSY_AT: usize = 0;
+const OPEN_AT: usize = 8;
+const PID_AT: usize = 16;
+const STARTED_AT: usize = 24;
+
+/// How many connections one server can have: as many gates as fit in this much memory.
+pub(crate) const GATES_BYTES: usize = 1 << 20;
+
+/// How often a fence looks at a busy gate before it lets other threads run.
+const SPINS: u32 = 2000;
+
+/// A client process, to those who may have to end it.
+pub(crate) trait Holder: Send + Sync + fmt::Debug {
+    /// Its pid, and when it started.
+    fn name(&self) -> (u64, u64);
+    /// Waits a little for `idle` to come true; if it does not, ends the process and returns when it is gone.
+    fn end_unless(&self, idle: &dyn Fn() -> bool);
+}
+
+/// One connection's gate, as either end sees it.
+#[derive(Clone)]
+pub(crate) struct Gate {
+    memory: Arc<RacyMemory>,
+    at: usize,
+}
+
+impl Gate {
+    pub(crate) fn new(memory: &Arc<RacyMemory>, number: u32) -> Option<Self> {
+        let at = usize::try_from(number).ok()?.checked_mul(GATE_BYTES)?;
+        (at.checked_add(GATE_BYTES)? <= memory.len()).then(|| Self { memory: Arc::clone(memory), at })
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        u32::try_from(self.at / GATE_BYTES).expect("there are far fewer gates")
+    }
+
+    /// Raises `busy`; false if the gate is closed.
+    #[inline]
+    pub(crate) fn enter(&self) -> bool {
+        self.memory.word(self.at + BUSY_AT).swap(1, Ordering::SeqCst);
+        let open = self.memory.word(self.at + OPEN_AT).load(Ordering::SeqCst) == 1;
+        if !open {
+            self.leave();
+        }
+        open
+    }
+
+    #[inline]
+    pub(crate) fn leave(&self) {
+        self.memory.word(self.at + BUSY_AT).store(0, Ordering::Release);
+    }
+
+    /// Whether the gate is open. A READ changes nothing, so a fence need not wait for it; but what it brings counts only if
+    /// the gate is still open afterwards, or it might be memory that was reused meanwhile.
+    #[inline]
+    pub(crate) fn is_open(&self) -> bool {
+        self.memory.word(self.at + OPEN_AT).load(Ordering::Acquire) == 1
+    }
+
+    /// Nothing new passes from now on; a batch that is inside may still run.
+    pub(crate) fn shut(&self) {
+        self.memory.word(self.at + OPEN_AT).store(0, Ordering::SeqCst);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.memory.word(self.at + BUSY_AT).load(Ordering::SeqCst) == 0
+    }
+
+    /// Returns when no batch runs behind the gate and none can begin.
+    pub(crate) fn close(&self, holder: Option<&dyn Holder>) {
+        self.shut();
+        for _ in 0..SPINS {
+            if self.is_idle() {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        match holder {
+            Some(holder) => holder.end_unless(&|| self.is_idle()),
+            // A thread of this process: it is inside for microseconds and never blocks there, so this ends.
+            None => {
+                while !self.is_idle() {
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gate({})", self.number())
+    }
+}
+
+/// All gates of one server, on the server's side.
+#[derive(Debug)]
+pub(crate) struct Gates {
+    memory: Arc<RacyMemory>,
+    /// Gates that can be given out, the lowest last.
+    free: Mutex<Vec<u32>>,
+}
+
+impl Gates {
+    /// Gates in memory that nobody else uses any more (see [`Gates::left_behind`]).
+    pub(crate) fn new(memory: RacyMemory) -> Self {
+        let count = u32::try_from(memory.len() / GATE_BYTES).unwrap_or(u32::MAX);
+        Self { memory: Arc::new(memory), free: Mutex::new((1..count).rev().collect()) }
+    }
+
+    /// The gates that an earlier server on this memory had given out, each with the process that has it.
+    pub(crate) fn left_behind(&self) -> Vec<(Gate, u64, u64)> {
+        let count = u32::try_from(self.memory.len() / GATE_BYTES).unwrap_or(u32::MAX);
+        let gates = (1..count).filter_map(|number| Gate::new(&self.memory, number));
+        let held = gates.map(|gate| {
+            let [pid, started] =
+                [PID_AT, STARTED_AT].map(|at| self.memory.word(gate.at + at).load(Ordering::SeqCst));
+            (gate, pid, started)
+        });
+        held.filter(|(_, pid, _)| *pid != 0).collect()
+    }
+
+    /// The gate that is never open.
+    pub(crate) fn closed(&self) -> Gate {
+        Gate { memory: Arc::clone(&self.memory), at: 0 }
+    }
+
+    /// An open gate; `None` if all are in use.
+    pub(crate) fn take(&self, holder: Option<&dyn Holder>) -> Option<Gate> {
+        let number = crate::exec::lock(&self.free).pop()?;
+        let gate = Gate::new(&self.memory, number)?;
+        let (pid, started) = holder.map_or((0, 0), Holder::name);
+        for (at, value) in [(BUSY_AT, 0), (STARTED_AT, started), (PID_AT, pid), (OPEN_AT, 1)] {
+            self.memory.word(gate.at + at).store(value, Ordering::SeqCst);
+        }
+        Some(gate)
+    }
+
+    /// A closed gate is nobody's any more.
+    pub(crate) fn clear(&self, gate: &Gate) {
+        self.memory.word(gate.at + PID_AT).store(0, Ordering::SeqCst);
+    }
+
+    /// Gives back a gate that is closed.
+    pub(crate) fn give_back(&self, gate: &Gate) {
+        gate.shut();
+        self.clear(gate);
+        crate::exec::lock(&self.free).push(gate.number());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gates() -> Gates {
+        Gates::new(RacyMemory::zeroed(4 * GATE_BYTES).unwrap())
+    }
+
+    #[test]
+    fn a_closed_gate_lets_nobody_in_and_stays_idle() {
+        let gates = gates();
+        let gate = gates.take(None).unwrap();
+        assert!(gate.enter());
+        gate.leave();
+        gate.close(None);
+        assert!(!gate.enter() && !gate.is_open() && gate.is_idle());
+        assert!(!gates.closed().enter());
+    }
+
+    #[test]
+    fn gates_run_out_and_come_back_open() {
+        let gates = gates();
+        let taken: Vec<_> = (0..3).map(|_| gates.take(None).unwrap()).collect();
+        assert_eq!(taken.iter().map(Gate::number).collect::<Vec<_>>(), [1, 2, 3]);
+        assert!(gates.take(None).is_none(), "gate 0 is nobody's");
+        taken[1].close(None);
+        gates.give_back(&taken[1]);
+        let again = gates.take(None).unwrap();
+        assert!(again.number() == 2 && again.enter());
+    }
+
+    #[derive(Debug)]
+    struct Named(std::sync::atomic::AtomicU32);
+
+    impl Holder for Named {
+        fn name(&self) -> (u64, u64) {
+            (77, 5)
+        }
+        fn end_unless(&self, idle: &dyn Fn() -> bool) {
+            assert!(!idle());
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn who_is_stuck_inside_is_ended_and_who_is_not_is_not() {
+        let gates = gates();
+        let holder = Named(0.into());
+        let (stuck, fine) = (gates.take(Some(&holder)).unwrap(), gates.take(Some(&holder)).unwrap());
+        assert!(stuck.enter());
+        stuck.close(Some(&holder));
+        fine.close(Some(&holder));
+        assert_eq!(holder.0.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn what_a_server_left_behind_names_its_holders() {
+        let gates = gates();
+        let holder = Named(0.into());
+        gates.take(None).unwrap();
+        let of_process = gates.take(Some(&holder)).unwrap();
+        let gone = gates.take(Some(&holder)).unwrap();
+        gates.give_back(&gone);
+        let left: Vec<_> =
+            gates.left_behind().into_iter().map(|(g, pid, at)| (g.number(), pid, at)).collect();
+        assert_eq!(left, [(of_process.number(), 77, 5)]);
+    }
+}

@@ -1,0 +1,411 @@
+//! A memory server in this process: its logic, its mapped memory, and what every transport does on its side.
+//!
+//! The logic decides ([`ServerLogic`]), the host carries out: it opens and closes gates, answers calls, runs procedures on
+//! threads of its own (as many as the server has cores). Who the clients are, it does not know: threads of this process
+//! (`local`) or processes that reach it through a socket (`shm`).
+//!
+//! Invariant: a call and the actions that come of it are one *turn*; turns follow each other. Locks are taken in the order
+//! turn, admitted, serving, waiting, and none is held while a fence waits, except the turn.
+
+pub(crate) mod gates;
+pub(crate) mod regions;
+mod workers;
+
+use super::Inbox;
+use crate::addr::{ServerId, SessionId};
+use crate::call::{Call, CallError, CallId, CallOutcome, Target};
+use crate::clock::RealClock;
+use crate::control::ControlError;
+use crate::error::FabricError;
+use crate::exec::lock;
+use crate::region::{Identity, Permissions, RegionTable};
+use crate::server::{HostAction, ServerLogic, StartError};
+use gates::{Gate, Gates, Holder};
+use regions::Regions;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use workers::{Job, Workers};
+
+/// Who a call came from or goes to: a process behind a socket, by number, or [`HERE`].
+pub(crate) type PeerId = u64;
+
+/// The threads of this process.
+pub(crate) const HERE: PeerId = 0;
+
+/// Somebody who waits for the answer to a call.
+pub(crate) trait Caller: Send + Sync + fmt::Debug {
+    /// The call has ended.
+    fn answer(&self, to: CallId, outcome: CallOutcome);
+}
+
+/// A process that serves calls to its sessions.
+pub(crate) trait SessionServer: Send + Sync + fmt::Debug {
+    /// A call came for a session that it serves.
+    fn incoming(&self, session: SessionId, term: u64, call: Call);
+    /// A session that it served has ended.
+    fn ended(&self, session: SessionId, term: u64);
+}
+
+/// Where calls to a session go.
+#[derive(Clone, Debug)]
+enum Serving {
+    Here(Arc<Inbox>),
+    Peer(Arc<dyn SessionServer>),
+}
+
+impl Serving {
+    fn incoming(&self, session: SessionId, term: u64, call: Call) {
+        match self {
+            Self::Here(inbox) => inbox.push(call),
+            Self::Peer(peer) => peer.incoming(session, term, call),
+        }
+    }
+
+    fn ended(&self, session: SessionId, term: u64) {
+        match self {
+            Self::Here(inbox) => inbox.close(),
+            Self::Peer(peer) => peer.ended(session, term),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Server {
+    term: u64,
+    peer: PeerId,
+    serving: Serving,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    target: Target,
+    peer: PeerId,
+    caller: Arc<dyn Caller>,
+}
+
+/// A memory server in this process.
+pub(crate) struct Host {
+    identity: Identity,
+    logic: Arc<dyn ServerLogic>,
+    memory: Arc<Regions>,
+    table: RegionTable,
+    gates: Gates,
+    clock: RealClock,
+    /// Held while a call is answered and its actions are carried out: the logic counts on their order.
+    turn: Mutex<()>,
+    /// Who may use the server, with the gates to close when it may no longer.
+    admitted: Mutex<FxHashMap<SessionId, Admitted>>,
+    /// (Coordinator) Who answers calls to a session.
+    serving: Mutex<FxHashMap<SessionId, Server>>,
+    /// Calls that have not been answered.
+    waiting: Mutex<FxHashMap<CallId, Waiting>>,
+    workers: Mutex<Option<Workers>>,
+}
+
+#[derive(Debug)]
+struct Admitted {
+    term: u64,
+    permissions: Permissions,
+    gates: Vec<Passage>,
+}
+
+/// A gate that was given out, and who may have to be ended to close it.
+#[derive(Clone, Debug)]
+struct Passage {
+    gate: Gate,
+    holder: Option<Arc<dyn Holder>>,
+}
+
+impl Passage {
+    fn close(&self) {
+        self.gate.close(self.holder.as_deref());
+    }
+}
+
+/// What a new connection got.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) gate: Gate,
+    pub(crate) permissions: Permissions,
+}
+
+impl Host {
+    /// Starts the logic on memory that nobody else uses.
+    pub(crate) fn start(
+        logic: Arc<dyn ServerLogic>,
+        memory: Regions,
+        gates: Gates,
+    ) -> Result<Arc<Self>, StartError> {
+        let clock = RealClock::new();
+        let identity = logic.start(&memory, clock.now())?;
+        let table = RegionTable::new(&identity.regions);
+        Ok(Arc::new(Self {
+            identity,
+            logic,
+            memory: Arc::new(memory),
+            table,
+            gates,
+            clock,
+            turn: Mutex::default(),
+            admitted: Mutex::default(),
+            serving: Mutex::default(),
+            waiting: Mutex::default(),
+            workers: Mutex::default(),
+        }))
+    }
+
+    pub(crate) fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    pub(crate) fn id(&self) -> ServerId {
+        self.identity.server
+    }
+
+    pub(crate) fn table(&self) -> &RegionTable {
+        &self.table
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<Regions> {
+        &self.memory
+    }
+
+    // --- connections ---
+
+    /// A gate for an endpoint of `session`. Nobody's endpoints, and those of a session that is not (or no longer) admitted,
+    /// can call but not touch memory.
+    pub(crate) fn connect(
+        &self,
+        session: SessionId,
+        term: u64,
+        holder: Option<Arc<dyn Holder>>,
+    ) -> Result<Opened, FabricError> {
+        let mut admitted = lock(&self.admitted);
+        let Some(entry) = admitted.get_mut(&session).filter(|entry| entry.term == term) else {
+            return Ok(Opened { gate: self.gates.closed(), permissions: Permissions::NONE });
+        };
+        let Some(gate) = self.gates.take(holder.as_deref()) else {
+            return Err(FabricError::TooManyEndpoints { server: self.id() });
+        };
+        let passage = Passage { gate: gate.clone(), holder };
+        entry.gates.push(passage);
+        Ok(Opened { gate, permissions: entry.permissions })
+    }
+
+    /// An endpoint goes away.
+    pub(crate) fn disconnect(&self, gate: &Gate) {
+        if gate.number() == 0 {
+            return;
+        }
+        let passage = lock(&self.admitted).values_mut().find_map(|entry| {
+            let at = entry.gates.iter().position(|passage| passage.gate.number() == gate.number())?;
+            Some(entry.gates.swap_remove(at))
+        });
+        // If it was not found, its session has been fenced meanwhile: the gate is closed already.
+        if let Some(passage) = passage {
+            passage.close();
+        }
+        self.gates.give_back(gate);
+    }
+
+    /// A process is gone, and its gates with it. Sessions that it leaves behind have nobody who could keep them alive.
+    pub(crate) fn disconnect_all(&self, peer: PeerId, held: &[Gate]) {
+        let theirs = |passage: &Passage| held.iter().any(|gate| gate.number() == passage.gate.number());
+        let abandoned: Vec<(SessionId, u64)> = lock(&self.admitted)
+            .iter()
+            .filter(|(_, entry)| entry.gates.iter().any(theirs))
+            .map(|(session, entry)| (*session, entry.term))
+            .collect();
+        for gate in held {
+            self.disconnect(gate);
+        }
+        let mut silent = Vec::new();
+        lock(&self.serving).retain(|session, server| {
+            let gone = server.peer == peer;
+            silent.extend(gone.then_some(*session));
+            !gone
+        });
+        lock(&self.waiting).retain(|_, waiting| waiting.peer != peer);
+        self.end_waiting(|_, target| match target {
+            Target::Session(session) if silent.contains(&session) => Some(CallError::Unknown),
+            _ => None,
+        });
+        let _turn = lock(&self.turn);
+        for (session, term) in abandoned {
+            self.logic.abandoned(session, term);
+        }
+    }
+
+    // --- calls ---
+
+    /// A call for this server, or (coordinator) for a session.
+    pub(crate) fn call(self: &Arc<Self>, target: Target, call: Call, peer: PeerId, caller: Arc<dyn Caller>) {
+        let id = call.id;
+        match target {
+            Target::Server(server) if server == self.id() => {
+                lock(&self.waiting).insert(id, Waiting { target, peer, caller });
+                let _turn = lock(&self.turn);
+                let actions = self.logic.call(&*self.memory, call, self.clock.now());
+                self.carry_out(actions);
+            }
+            Target::Server(server) => {
+                let error = CallError::Failed(FabricError::UnknownServer { server }.to_string());
+                caller.answer(id, Err(error));
+            }
+            Target::Session(session) => {
+                let server = lock(&self.serving).get(&session).map(|s| (s.term, s.serving.clone()));
+                let Some((term, serving)) = server else {
+                    return caller.answer(id, Err(CallError::NoSuchSession { session }));
+                };
+                lock(&self.waiting).insert(id, Waiting { target, peer, caller });
+                serving.incoming(session, term, call);
+            }
+        }
+    }
+
+    /// The caller does not wait any more.
+    pub(crate) fn forget_call(&self, id: CallId) {
+        lock(&self.waiting).remove(&id);
+    }
+
+    /// Where calls to `session` arrive for endpoints of this process, which all share it.
+    pub(crate) fn serve_here(&self, session: SessionId, term: u64) -> Arc<Inbox> {
+        let admitted = lock(&self.admitted);
+        if !self.may_serve(&admitted, session, term) {
+            return Arc::new(Inbox::closed());
+        }
+        let mut serving = lock(&self.serving);
+        if let Some(Server { term: of, serving: Serving::Here(inbox), .. }) = serving.get(&session) {
+            if *of == term {
+                return Arc::clone(inbox);
+            }
+        }
+        let inbox = Arc::<Inbox>::default();
+        let here = Serving::Here(Arc::clone(&inbox));
+        serving.insert(session, Server { term, peer: HERE, serving: here });
+        inbox
+    }
+
+    /// A process answers calls to `session` from now on; false if the session has ended.
+    pub(crate) fn serve(
+        &self,
+        session: SessionId,
+        term: u64,
+        peer: PeerId,
+        server: Arc<dyn SessionServer>,
+    ) -> bool {
+        let admitted = lock(&self.admitted);
+        let may = self.may_serve(&admitted, session, term);
+        if may {
+            lock(&self.serving).insert(session, Server { term, peer, serving: Serving::Peer(server) });
+        }
+        may
+    }
+
+    /// Calls to sessions go through the coordinator. The number of a session that was fenced may be another's by now: its
+    /// calls are not for the first one to answer. (With the lock held: a fence changes it before it looks who serves.)
+    fn may_serve(&self, admitted: &FxHashMap<SessionId, Admitted>, session: SessionId, term: u64) -> bool {
+        self.id() == ServerId::COORDINATOR && admitted.get(&session).is_some_and(|entry| entry.term == term)
+    }
+
+    /// A process has answered a call to one of its sessions. What it was not asked it cannot answer.
+    pub(crate) fn reply_of(&self, peer: PeerId, to: CallId, outcome: CallOutcome) {
+        let target = lock(&self.waiting).get(&to).map(|waiting| waiting.target);
+        let asked = match target {
+            Some(Target::Session(session)) => {
+                lock(&self.serving).get(&session).is_some_and(|server| server.peer == peer)
+            }
+            _ => false,
+        };
+        if asked {
+            self.reply(to, outcome);
+        }
+    }
+
+    /// A call has been answered.
+    pub(crate) fn reply(&self, to: CallId, outcome: CallOutcome) {
+        let waiting = lock(&self.waiting).remove(&to);
+        if let Some(waiting) = waiting {
+            waiting.caller.answer(to, outcome);
+        }
+    }
+
+    fn end_waiting(&self, how: impl Fn(CallId, Target) -> Option<CallError>) {
+        let mut ended = Vec::new();
+        lock(&self.waiting).retain(|id, waiting| match how(*id, waiting.target) {
+            Some(error) => {
+                ended.push((*id, Arc::clone(&waiting.caller), error));
+                false
+            }
+            None => true,
+        });
+        for (id, caller, error) in ended {
+            caller.answer(id, Err(error));
+        }
+    }
+
+    // --- what the logic decides ---
+
+    fn finished(self: &Arc<Self>, call: CallId, outcome: CallOutcome) {
+        let _turn = lock(&self.turn);
+        let actions = self.logic.finished(call, outcome);
+        self.carry_out(actions);
+    }
+
+    /// Carries out what the logic decided, in order.
+    fn carry_out(self: &Arc<Self>, actions: Vec<HostAction>) {
+        let answered: SmallVec<[CallId; 2]> = actions.iter().filter_map(HostAction::answers).collect();
+        for action in actions {
+            match action {
+                HostAction::Admit { session, term, permissions } => {
+                    let mut admitted = lock(&self.admitted);
+                    // The same session may be admitted again; its connections stay.
+                    let gates = admitted.remove(&session).map(|a| a.gates).unwrap_or_default();
+                    admitted.insert(session, Admitted { term, permissions, gates });
+                }
+                HostAction::Fence { session } => self.fence(session, &answered),
+                HostAction::Reply { to, outcome } => self.reply(to, outcome),
+                HostAction::Run { call, procedure, request } => {
+                    let job = Job { call, procedure, request };
+                    lock(&self.workers).get_or_insert_with(|| Workers::start(self)).push(job);
+                }
+            }
+        }
+    }
+
+    /// When this returns, nothing of the session can land here any more.
+    fn fence(&self, session: SessionId, answered: &[CallId]) {
+        let admitted = lock(&self.admitted).remove(&session);
+        for passage in admitted.into_iter().flat_map(|a| a.gates) {
+            // Its endpoint still has it, so it is not given back here.
+            passage.close();
+        }
+        let server = lock(&self.serving).remove(&session);
+        if let Some(server) = server {
+            server.serving.ended(session, server.term);
+        }
+        // Answers the calls that will have no other answer: those the session sent here (except `answered`, whose reply
+        // is on its way) and those that others sent to it.
+        self.end_waiting(|id, target| match target {
+            Target::Server(_) if id.session == session && !answered.contains(&id) => {
+                Some(CallError::Control(ControlError::SessionFenced { session }))
+            }
+            Target::Session(to) if to == session => Some(CallError::Unknown),
+            _ => None,
+        });
+    }
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Host({})", self.id())
+    }
+}
+
+impl Caller for super::ReplySlot {
+    fn answer(&self, _: CallId, outcome: CallOutcome) {
+        self.set(outcome);
+    }
+}

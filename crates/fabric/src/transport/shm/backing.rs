@@ -1,0 +1,222 @@
+//! Where a server's bytes are: one memfd, file or device that holds its gates and all its regions.
+//!
+//! ```text
+//! 0        gates
+//! 2 MiB    the server's tables, then the board, lock memory, main memory; each on a multiple of 2 MiB (or of the
+//!          file system's block, if that is larger)
+//! ```
+//!
+//! Tables come first, so that they are found whatever the sizes of the rest: memory of another shape is recognised and
+//! refused. What is in a file or device stays when the server ends, and the next one takes it over.
+
+use super::frames::{Extent, Mapped};
+use super::process::Process;
+use super::server::ServeError;
+use crate::addr::RegionId;
+use crate::mem::RacyMemory;
+use crate::region::RegionSpec;
+use crate::transport::host::gates::{GATES_BYTES, Gates, Holder};
+use crate::transport::host::regions::{Regions, at};
+use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, SealFlags};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Where the regions begin: on pages of this size, where the system has them.
+const ALIGN: u64 = 2 << 20;
+
+/// What a server's memory is made of.
+#[derive(Clone, Default, Debug)]
+pub enum Backing {
+    /// Anonymous memory: gone when the last process that maps it is.
+    #[default]
+    Memfd,
+    /// This file (in a tmpfs, a hugetlbfs, any file system) or device (DAX). It is kept.
+    Path(PathBuf),
+}
+
+/// What a server's clients get to see of its memory, for as long as it serves.
+#[derive(Debug)]
+pub(super) struct Share {
+    pub(super) layout: Layout,
+    /// What is mapped, here and by clients. It has no part in the lock, which ends with the server, not with the last mapping.
+    pub(super) descriptor: File,
+    _locked: File,
+}
+
+/// What lies where.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Layout {
+    pub(super) gates: Extent,
+    pub(super) regions: Vec<Mapped>,
+    total: u64,
+}
+
+impl Layout {
+    /// Lays out regions in blocks of `block` bytes.
+    fn new(specs: &[RegionSpec], block: u64) -> Self {
+        let align = ALIGN.max(block);
+        let gates = Extent { offset: 0, bytes: (GATES_BYTES as u64).next_multiple_of(block) };
+        let mut order: Vec<&RegionSpec> = specs.iter().collect();
+        order.sort_by_key(|spec| match spec.id {
+            RegionId::META => 0,
+            RegionId::MAIN => u8::MAX,
+            other => other.get() + 1,
+        });
+        let mut end = gates.bytes;
+        let mut regions = Vec::new();
+        for spec in order {
+            let offset = end.next_multiple_of(align);
+            let extent = Extent { offset, bytes: spec.bytes.next_multiple_of(block) };
+            end = offset + extent.bytes;
+            regions.push(Mapped { region: spec.id, extent });
+        }
+        Self { gates, regions, total: end }
+    }
+
+    fn extents(&self) -> impl Iterator<Item = Extent> + '_ {
+        std::iter::once(self.gates).chain(self.regions.iter().map(|mapped| mapped.extent))
+    }
+}
+
+/// Makes memory for these regions, or takes over what is there.
+pub(super) fn open(backing: &Backing, specs: &[RegionSpec]) -> Result<(Regions, Gates, Share), ServeError> {
+    let (file, name) = match backing {
+        Backing::Memfd => (memfd().map_err(ServeError::memory("a memfd"))?, "a memfd".to_owned()),
+        Backing::Path(path) => (open_locked(path)?, path.display().to_string()),
+    };
+    let failed = ServeError::memory(&name);
+    let is_device = file.metadata().map_err(&failed)?.file_type().is_char_device();
+    let block = if is_device { ALIGN } else { block_bytes(&file).map_err(&failed)? };
+    let layout = Layout::new(specs, block);
+    if !is_device {
+        reserve(&file, &layout, &name)?;
+    }
+    if matches!(backing, Backing::Memfd) {
+        // Nobody who has the descriptor can take the memory away from the others.
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals).map_err(|error| failed(error.into()))?;
+    }
+    let descriptor = reopen(&file).map_err(&failed)?;
+    let mut regions = Regions::default();
+    for Mapped { region, extent } in &layout.regions {
+        regions.insert(*region, map(&descriptor, *extent, true).map_err(&failed)?);
+    }
+    let gates = Gates::new(map(&descriptor, layout.gates, true).map_err(&failed)?);
+    close_left_behind(&gates);
+    Ok((regions, gates, Share { layout, descriptor, _locked: file }))
+}
+
+/// Maps a part of a server's memory.
+pub(super) fn map(file: impl AsFd, extent: Extent, writable: bool) -> io::Result<RacyMemory> {
+    RacyMemory::map(file, extent.offset, at(extent.bytes), writable)
+}
+
+/// The clients of an earlier server on this memory cannot touch it any more when this returns.
+fn close_left_behind(gates: &Gates) {
+    for (gate, pid, started) in gates.left_behind() {
+        gate.shut();
+        if let Some(process) = Process::find(pid, started) {
+            gate.close(Some(&process as &dyn Holder));
+        }
+        // It is in the list of free gates from the beginning; this clears its name only.
+        gates.clear(&gate);
+    }
+}
+
+fn memfd() -> io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    Ok(File::from(rustix::fs::memfd_create("farwood", flags)?))
+}
+
+/// Opens or creates a file that no other server uses.
+fn open_locked(path: &Path) -> Result<File, ServeError> {
+    let name = path.display().to_string();
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
+        .map_err(ServeError::memory(&name))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(ServeError::MemoryInUse { path: path.to_owned() }),
+        Err(error) => Err(ServeError::memory(&name)(error.into())),
+    }
+}
+
+/// The same file through a descriptor that shares nothing with the first.
+fn reopen(file: &File) -> io::Result<File> {
+    File::options().read(true).write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// The unit in which the file can be mapped: a page, or a huge one.
+fn block_bytes(file: &File) -> io::Result<u64> {
+    let block = rustix::fs::fstatfs(file)?.f_bsize;
+    Ok(u64::try_from(block).unwrap_or(0).next_power_of_two().max(4096))
+}
+
+/// Makes sure that all bytes are there: a full file system shows now, not as a crash in the middle of a verb.
+fn reserve(file: &File, layout: &Layout, name: &str) -> Result<(), ServeError> {
+    let failed = ServeError::memory(name);
+    let before = file.metadata().map_err(&failed)?.len();
+    if before != 0 && before != layout.total {
+        return Err(ServeError::OtherShape { path: name.to_owned(), found: before, expected: layout.total });
+    }
+    file.set_len(layout.total).map_err(&failed)?;
+    for extent in layout.extents() {
+        rustix::fs::fallocate(file, FallocateFlags::empty(), extent.offset, extent.bytes)
+            .map_err(|error| failed(error.into()))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::region::Permissions;
+    use std::sync::atomic::Ordering;
+
+    fn specs() -> Vec<RegionSpec> {
+        let sizes = [(RegionId::MAIN, 10 << 20), (RegionId::LOCK, 4096), (RegionId::META, 5000)];
+        sizes.map(|(id, bytes)| RegionSpec { id, bytes, permissions: Permissions::ALL }).to_vec()
+    }
+
+    #[test]
+    fn nothing_overlaps_and_tables_come_first() {
+        for block in [4096, 2 << 20, 1 << 30] {
+            let layout = Layout::new(&specs(), block);
+            let mut end = 0;
+            for extent in layout.extents() {
+                assert!(extent.offset >= end && extent.offset % block == 0 && extent.bytes % block == 0);
+                end = extent.offset + extent.bytes;
+            }
+            assert_eq!(layout.total, end);
+            assert_eq!(layout.regions[0].region, RegionId::META);
+            assert_eq!(layout.regions[2].region, RegionId::MAIN);
+        }
+    }
+
+    #[test]
+    fn kept_memory_is_one_servers_at_a_time_and_has_one_shape() {
+        let path = std::env::temp_dir().join(format!("farwood-backing-{}.mem", std::process::id()));
+        let backing = Backing::Path(path.clone());
+        let (regions, _, share) = open(&backing, &specs()).unwrap();
+        regions.region(RegionId::LOCK).word(8).store(77, Ordering::SeqCst);
+        assert!(matches!(open(&backing, &specs()), Err(ServeError::MemoryInUse { .. })));
+        // What a client holds does not keep the next server out.
+        let clients = share.descriptor.try_clone().unwrap();
+        drop(share);
+        let (regions, ..) = open(&backing, &specs()).unwrap();
+        assert_eq!(regions.region(RegionId::LOCK).word(8).load(Ordering::SeqCst), 77);
+        drop((regions, clients));
+        let mut other = specs();
+        other[0].bytes *= 2;
+        assert!(matches!(open(&backing, &other), Err(ServeError::OtherShape { .. })));
+        std::fs::remove_file(&path).unwrap();
+    }
+}
