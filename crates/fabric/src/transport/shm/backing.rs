@@ -21,7 +21,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, SealFlags};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Where the regions begin: on pages of this size, where the system has them.
@@ -167,12 +167,41 @@ fn reserve(file: &File, layout: &Layout, name: &str) -> Result<(), ServeError> {
     if before != 0 && before != layout.total {
         return Err(ServeError::OtherShape { path: name.to_owned(), found: before, expected: layout.total });
     }
+    let needed: u64 = layout.extents().map(|extent| extent.bytes).sum();
+    let missing = needed.saturating_sub(file.metadata().map_err(&failed)?.blocks() * 512);
+    if is_memory(file).map_err(&failed)? && missing > 0 {
+        // Asking for it would not fail: the system would end processes until there is enough.
+        let available = available_memory();
+        if missing > available {
+            return Err(ServeError::NotEnoughMemory { missing, available });
+        }
+    }
     file.set_len(layout.total).map_err(&failed)?;
     for extent in layout.extents() {
         rustix::fs::fallocate(file, FallocateFlags::empty(), extent.offset, extent.bytes)
             .map_err(|error| failed(error.into()))?;
     }
     Ok(())
+}
+
+/// Whether the file's bytes are in the machine's memory (tmpfs, memfd).
+fn is_memory(file: &File) -> io::Result<bool> {
+    const TMPFS_MAGIC: u64 = 0x0102_1994;
+    let kind = rustix::fs::fstatfs(file)?.f_type;
+    Ok(u64::try_from(kind).is_ok_and(|kind| kind == TMPFS_MAGIC))
+}
+
+/// How much memory this process can have before others suffer, as far as the system says.
+fn available_memory() -> u64 {
+    let number = |text: &str| text.split_whitespace().next().and_then(|n| n.parse::<u64>().ok());
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let meminfo = read("/proc/meminfo");
+    let kib = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:")).and_then(number);
+    let machine = kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024));
+    let group = |name: &str| number(&read(&format!("/sys/fs/cgroup/{name}")));
+    let limit =
+        group("memory.max").map_or(u64::MAX, |max| max.saturating_sub(group("memory.current").unwrap_or(0)));
+    machine.min(limit)
 }
 
 #[cfg(test)]
@@ -199,6 +228,14 @@ mod tests {
             assert_eq!(layout.regions[0].region, RegionId::META);
             assert_eq!(layout.regions[2].region, RegionId::MAIN);
         }
+    }
+
+    #[test]
+    fn more_memory_than_there_is_is_refused_before_it_is_taken() {
+        let mut greedy = specs();
+        greedy[0].bytes = 1 << 50;
+        assert!(matches!(open(&Backing::Memfd, &greedy), Err(ServeError::NotEnoughMemory { .. })));
+        assert!(open(&Backing::Memfd, &specs()).is_ok());
     }
 
     #[test]

@@ -95,6 +95,13 @@ pub enum ServeError {
         /// What these settings need.
         expected: u64,
     },
+    /// The machine has not so much.
+    NotEnoughMemory {
+        /// How many bytes more are needed.
+        missing: u64,
+        /// How many there are.
+        available: u64,
+    },
     /// The memory cannot be had.
     Memory {
         /// Where.
@@ -134,6 +141,9 @@ impl fmt::Display for ServeError {
                 "no permission to make the socket {}; choose a folder that you may write to",
                 path.display()
             ),
+            Self::Socket { path, error } if error.kind() == io::ErrorKind::NotFound => {
+                write!(f, "there is no folder for the socket {}; make it first", path.display())
+            }
             Self::Socket { path, error } => write!(f, "cannot make the socket {}: {error}", path.display()),
             Self::MemoryInUse { path } => {
                 write!(f, "another server uses the memory {}; stop it or choose another path", path.display())
@@ -142,6 +152,12 @@ impl fmt::Display for ServeError {
                 f,
                 "{path} holds {found} bytes of another server's memory, these settings make {expected}; give the \
                  settings it was made with, or another path"
+            ),
+            Self::NotEnoughMemory { missing, available } => write!(
+                f,
+                "the server needs {} MiB of memory and {} MiB are available; ask for less",
+                missing >> 20,
+                available >> 20
             ),
             Self::Memory { place, error } if error.kind() == io::ErrorKind::StorageFull => {
                 write!(f, "not enough room for the memory in {place}; ask for less, or choose another path")

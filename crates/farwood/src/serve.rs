@@ -1,0 +1,162 @@
+//! `farwood serve`: one memory server as a process, until it is told to stop.
+//!
+//! It prints one line when clients can connect, with the URL they connect to; what happens later goes to standard error as
+//! log lines. SIGTERM and SIGINT end it: the socket is removed, clients are told, and memory that is not kept is gone with
+//! the last process that maps it.
+
+use crate::units::Size;
+use farwood_fabric::ServerId;
+use farwood_fabric::clock::MILLISECOND;
+use farwood_fabric::procedure::ProcedureSet;
+use farwood_fabric::region::PoolId;
+use farwood_fabric::transport::shm::{self, Backing, ServeOptions, ShmServer};
+use farwood_memory::{MemoryServer, ServerConfig};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Arguments {
+    /// Where processes of this machine find the server: a socket, or a folder in which it makes one
+    #[arg(long, value_name = "PATH")]
+    shm: PathBuf,
+
+    /// How much memory to hand out, such as 1GiB
+    #[arg(long, value_name = "SIZE")]
+    memory: Size,
+
+    /// Keep the memory in this file, folder (of /dev/shm, a hugetlbfs, ...) or DAX device; a server that is started again there takes it over
+    #[arg(long, value_name = "PATH")]
+    path: Option<PathBuf>,
+
+    /// The server's number in its pool
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=i64::from(ServerId::MAX)))]
+    server: u16,
+
+    /// How many servers the pool has
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(ServerId::MAX) + 1))]
+    servers: u16,
+
+    /// The pool: 32 hexadecimal digits, the same for all its servers [default: random, for a pool of one server]
+    #[arg(long, value_name = "ID", value_parser = parse_pool)]
+    pool: Option<PoolId>,
+
+    /// How many cores procedures may use
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    cores: u16,
+
+    /// How many milliseconds a client may be silent before others may take its locks; 0: for ever
+    #[arg(long, value_name = "MS", default_value_t = 10_000)]
+    lease_ms: u32,
+
+    /// How many client sessions there can be at a time
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=60_000))]
+    sessions: u16,
+
+    /// Take only clients that know what is in this file
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+/// A pool's id, with or without the dashes of a UUID.
+fn parse_pool(text: &str) -> Result<PoolId, String> {
+    let digits: String = text.chars().filter(|c| *c != '-').collect();
+    let is_hex = digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match u128::from_str_radix(&digits, 16) {
+        Ok(id) if is_hex => Ok(PoolId(id)),
+        _ => Err("a pool's id has 32 hexadecimal digits; `uuidgen` makes one".to_owned()),
+    }
+}
+
+impl Arguments {
+    fn config(&self) -> Result<ServerConfig, String> {
+        let pool = match self.pool {
+            Some(pool) => pool,
+            None if self.servers == 1 => PoolId(fastrand::u128(..)),
+            None => {
+                return Err(
+                    "a pool of several servers needs a name that they share: give each the same --pool \
+                            (32 hexadecimal digits; `uuidgen` makes one)"
+                        .to_owned(),
+                );
+            }
+        };
+        Ok(ServerConfig {
+            incarnation: incarnation(),
+            lease_ns: u64::from(self.lease_ms) * MILLISECOND,
+            cores: usize::from(self.cores),
+            max_sessions: self.sessions,
+            ..ServerConfig::new(pool, ServerId::new(self.server), self.servers, self.memory.0)
+        })
+    }
+}
+
+/// A number that grows from start to start: empty memory does not know how often it was lost.
+#[expect(clippy::disallowed_methods, reason = "a server's start is an event of the outside world")]
+fn incarnation() -> u32 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.ok().and_then(|since| u32::try_from(since.as_secs()).ok()).unwrap_or(u32::MAX).max(1)
+}
+
+/// What is in a token file, without the line's end that an editor leaves.
+pub(crate) fn read_token(file: Option<&Path>) -> Result<Vec<u8>, String> {
+    let Some(file) = file else { return Ok(Vec::new()) };
+    let bytes = std::fs::read(file).map_err(|error| format!("cannot read {}: {error}", file.display()))?;
+    let token = bytes.trim_ascii_end().to_vec();
+    if token.is_empty() {
+        return Err(format!("{} holds no token", file.display()));
+    }
+    Ok(token)
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
+    // From here on a signal ends the server in good order, however early it comes.
+    let mut signals =
+        Signals::new([SIGINT, SIGTERM]).map_err(|error| format!("cannot listen for signals: {error}"))?;
+    let config = arguments.config()?;
+    let (pool, number) = (config.pool, config.server);
+    let logic = MemoryServer::new(config, ProcedureSet::default()).map_err(|error| error.to_string())?;
+    let options = ServeOptions {
+        socket: shm::socket_in(&arguments.shm, number),
+        backing: match &arguments.path {
+            Some(place) => Backing::Path(shm::memory_in(place, number)),
+            None => Backing::Memfd,
+        },
+        token: read_token(arguments.token_file.as_deref())?,
+    };
+    let server = ShmServer::start(Arc::new(logic), options).map_err(|error| error.to_string())?;
+    let place = std::path::absolute(server.path()).unwrap_or_else(|_| server.path().to_owned());
+    // Whoever started us may not want to read it.
+    let _ = writeln!(
+        std::io::stdout(),
+        "memory server {number} of {} (pool {pool}), {}, at shm://{}",
+        arguments.servers,
+        arguments.memory,
+        place.display()
+    );
+    let _ = std::io::stdout().flush();
+    if let Some(signal) = signals.forever().next() {
+        tracing::info!("stopped by signal {signal}");
+    }
+    drop(server);
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pools_are_named_by_digits_with_or_without_dashes() {
+        let id = PoolId(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef);
+        assert_eq!(parse_pool("0123456789abcdef0123456789abcdef"), Ok(id));
+        assert_eq!(parse_pool("01234567-89ab-cdef-0123-456789abcdef"), Ok(id));
+        assert_eq!(parse_pool(&id.to_string()), Ok(id));
+        for wrong in ["", "123", "0123456789abcdef0123456789abcdeg", "+123456789abcdef0123456789abcdef"] {
+            assert!(parse_pool(wrong).is_err(), "{wrong}");
+        }
+    }
+}
