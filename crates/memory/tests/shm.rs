@@ -32,7 +32,8 @@ fn play() {
     match words[..] {
         ["server", folder, number] => serve(Path::new(folder), number.parse().unwrap()),
         ["client", folder, names, index, rounds] => {
-            let failed = play_client(Path::new(folder), names, index.parse().unwrap(), rounds.parse().unwrap());
+            let failed =
+                play_client(Path::new(folder), names, index.parse().unwrap(), rounds.parse().unwrap());
             if let Err(why) = failed {
                 eprintln!("FAILED {why}");
                 std::process::exit(1);
@@ -63,8 +64,7 @@ fn serve(folder: &Path, number: u16) {
 
 fn play_client(folder: &Path, names: &str, index: u32, rounds: u64) -> Result<(), String> {
     let options = ShmOptions { token: TOKEN.to_vec() };
-    let cluster =
-        ShmCluster::connect(&[folder.to_owned()], &options).map_err(|error| error.to_string())?;
+    let cluster = ShmCluster::connect(&[folder.to_owned()], &options).map_err(|error| error.to_string())?;
     let all: Vec<Scenario> = scenarios().into_iter().chain(mistakes()).collect();
     for name in names.split(',') {
         let scenario = all.iter().find(|scenario| scenario.name == name).expect("a scenario's name");

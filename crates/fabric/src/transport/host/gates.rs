@@ -14,10 +14,13 @@
 //! ```
 //!
 //! Gate 0 is never open: it is what those get who may not touch memory.
+//!
+//! Invariant: a gate is given out again only when whoever had it has given it back or its process is gone. A process that
+//! sleeps and wakes up much later, perhaps under another server on the same memory, finds its own gate, closed.
 
 use crate::mem::RacyMemory;
 use std::fmt;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 const GATE_BYTES: usize = 64;
@@ -36,6 +39,8 @@ const SPINS: u32 = 2000;
 pub(crate) trait Holder: Send + Sync + fmt::Debug {
     /// Its pid, and when it started.
     fn name(&self) -> (u64, u64);
+    /// Whether it has ended.
+    fn is_gone(&self) -> bool;
     /// Waits a little for `idle` to come true; if it does not, ends the process and returns when it is gone.
     fn end_unless(&self, idle: &dyn Fn() -> bool);
 }
@@ -120,27 +125,44 @@ impl fmt::Debug for Gate {
 #[derive(Debug)]
 pub(crate) struct Gates {
     memory: Arc<RacyMemory>,
+    state: Mutex<State>,
+}
+
+#[derive(Default, Debug)]
+struct State {
     /// Gates that can be given out, the lowest last.
-    free: Mutex<Vec<u32>>,
+    free: Vec<u32>,
+    /// Closed gates of processes that left them behind, and are not known to be gone.
+    forlorn: Vec<(Gate, Arc<dyn Holder>)>,
 }
 
 impl Gates {
-    /// Gates in memory that nobody else uses any more (see [`Gates::left_behind`]).
-    pub(crate) fn new(memory: RacyMemory) -> Self {
+    /// The gates in this memory. Those that an earlier server gave out are closed first: `find` brings the process that has
+    /// one, if it is still there.
+    pub(crate) fn take_over(memory: RacyMemory, find: impl Fn(u64, u64) -> Option<Arc<dyn Holder>>) -> Self {
         let count = u32::try_from(memory.len() / GATE_BYTES).unwrap_or(u32::MAX);
-        Self { memory: Arc::new(memory), free: Mutex::new((1..count).rev().collect()) }
+        let gates = Self { memory: Arc::new(memory), state: Mutex::default() };
+        for gate in (1..count).rev().filter_map(|number| Gate::new(&gates.memory, number)) {
+            let [pid, started] = [PID_AT, STARTED_AT].map(|at| gates.word(&gate, at).load(Ordering::SeqCst));
+            gate.shut();
+            match find(pid, started).filter(|_| pid != 0) {
+                Some(holder) => {
+                    gate.close(Some(&*holder));
+                    gates.leave_behind(&gate, holder);
+                }
+                None => gates.give_back(&gate),
+            }
+        }
+        gates
     }
 
-    /// The gates that an earlier server on this memory had given out, each with the process that has it.
-    pub(crate) fn left_behind(&self) -> Vec<(Gate, u64, u64)> {
-        let count = u32::try_from(self.memory.len() / GATE_BYTES).unwrap_or(u32::MAX);
-        let gates = (1..count).filter_map(|number| Gate::new(&self.memory, number));
-        let held = gates.map(|gate| {
-            let [pid, started] =
-                [PID_AT, STARTED_AT].map(|at| self.memory.word(gate.at + at).load(Ordering::SeqCst));
-            (gate, pid, started)
-        });
-        held.filter(|(_, pid, _)| *pid != 0).collect()
+    /// Gates in memory of this process alone.
+    pub(crate) fn new(memory: RacyMemory) -> Self {
+        Self::take_over(memory, |_, _| None)
+    }
+
+    fn word(&self, gate: &Gate, at: usize) -> &AtomicU64 {
+        self.memory.word(gate.at + at)
     }
 
     /// The gate that is never open.
@@ -150,25 +172,40 @@ impl Gates {
 
     /// An open gate; `None` if all are in use.
     pub(crate) fn take(&self, holder: Option<&dyn Holder>) -> Option<Gate> {
-        let number = crate::exec::lock(&self.free).pop()?;
+        self.forget_the_gone();
+        let number = crate::exec::lock(&self.state).free.pop()?;
         let gate = Gate::new(&self.memory, number)?;
         let (pid, started) = holder.map_or((0, 0), Holder::name);
         for (at, value) in [(BUSY_AT, 0), (STARTED_AT, started), (PID_AT, pid), (OPEN_AT, 1)] {
-            self.memory.word(gate.at + at).store(value, Ordering::SeqCst);
+            self.word(&gate, at).store(value, Ordering::SeqCst);
         }
         Some(gate)
     }
 
-    /// A closed gate is nobody's any more.
-    pub(crate) fn clear(&self, gate: &Gate) {
-        self.memory.word(gate.at + PID_AT).store(0, Ordering::SeqCst);
+    /// A closed gate that its client will not use again.
+    pub(crate) fn give_back(&self, gate: &Gate) {
+        self.word(gate, PID_AT).store(0, Ordering::SeqCst);
+        crate::exec::lock(&self.state).free.push(gate.number());
     }
 
-    /// Gives back a gate that is closed.
-    pub(crate) fn give_back(&self, gate: &Gate) {
-        gate.shut();
-        self.clear(gate);
-        crate::exec::lock(&self.free).push(gate.number());
+    /// A closed gate whose client did not say goodbye.
+    pub(crate) fn leave_behind(&self, gate: &Gate, holder: Arc<dyn Holder>) {
+        crate::exec::lock(&self.state).forlorn.push((gate.clone(), holder));
+    }
+
+    fn forget_the_gone(&self) {
+        let mut state = crate::exec::lock(&self.state);
+        if state.forlorn.is_empty() {
+            return;
+        }
+        let (gone, forlorn) =
+            std::mem::take(&mut state.forlorn).into_iter().partition(|(_, holder)| holder.is_gone());
+        state.forlorn = forlorn;
+        drop(state);
+        let gone: Vec<(Gate, Arc<dyn Holder>)> = gone;
+        for (gate, _) in gone {
+            self.give_back(&gate);
+        }
     }
 }
 
@@ -203,40 +240,63 @@ mod tests {
         assert!(again.number() == 2 && again.enter());
     }
 
-    #[derive(Debug)]
-    struct Named(std::sync::atomic::AtomicU32);
+    #[derive(Default, Debug)]
+    struct Named {
+        ended: AtomicU64,
+        gone: std::sync::atomic::AtomicBool,
+    }
 
     impl Holder for Named {
         fn name(&self) -> (u64, u64) {
             (77, 5)
         }
+        fn is_gone(&self) -> bool {
+            self.gone.load(Ordering::Relaxed)
+        }
         fn end_unless(&self, idle: &dyn Fn() -> bool) {
             assert!(!idle());
-            self.0.fetch_add(1, Ordering::Relaxed);
+            self.ended.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     #[test]
     fn who_is_stuck_inside_is_ended_and_who_is_not_is_not() {
         let gates = gates();
-        let holder = Named(0.into());
+        let holder = Named::default();
         let (stuck, fine) = (gates.take(Some(&holder)).unwrap(), gates.take(Some(&holder)).unwrap());
         assert!(stuck.enter());
         stuck.close(Some(&holder));
         fine.close(Some(&holder));
-        assert_eq!(holder.0.load(Ordering::Relaxed), 1);
+        assert_eq!(holder.ended.load(Ordering::Relaxed), 1);
     }
 
+    /// A zombie that came back under a new server on the same memory found its gate open: another client's.
     #[test]
-    fn what_a_server_left_behind_names_its_holders() {
+    fn a_gate_is_not_given_out_again_while_the_process_that_had_it_lives() {
         let gates = gates();
-        let holder = Named(0.into());
-        gates.take(None).unwrap();
-        let of_process = gates.take(Some(&holder)).unwrap();
-        let gone = gates.take(Some(&holder)).unwrap();
-        gates.give_back(&gone);
-        let left: Vec<_> =
-            gates.left_behind().into_iter().map(|(g, pid, at)| (g.number(), pid, at)).collect();
-        assert_eq!(left, [(of_process.number(), 77, 5)]);
+        let holder = Arc::new(Named::default());
+        let zombies = gates.take(Some(&*holder)).unwrap();
+        let gave_back = gates.take(Some(&*holder)).unwrap();
+        gave_back.close(Some(&*holder));
+        gates.give_back(&gave_back);
+        let memory = Arc::into_inner({
+            drop(gave_back);
+            let Gates { memory, .. } = gates;
+            memory
+        });
+        assert!(memory.is_none(), "the zombie has it mapped");
+        let again = RacyMemory::zeroed(4 * GATE_BYTES).unwrap();
+        zombies.memory.copy_to(0, &again, 0, 4 * GATE_BYTES, crate::mem::Side::Source);
+        let find = Arc::clone(&holder);
+        let next = Gates::take_over(again, |pid, started| {
+            assert_eq!((pid, started), if pid == 0 { (0, started) } else { (77, 5) });
+            Some(Arc::clone(&find) as Arc<dyn Holder>)
+        });
+        let woken = Gate::new(&next.memory, zombies.number()).unwrap();
+        let given: Vec<_> = std::iter::from_fn(|| next.take(None)).collect();
+        assert!(given.len() == 2 && given.iter().all(|gate| gate.number() != woken.number()));
+        assert!(!woken.enter());
+        holder.gone.store(true, Ordering::Relaxed);
+        assert_eq!(next.take(None).map(|gate| gate.number()), Some(woken.number()));
     }
 }

@@ -194,24 +194,27 @@ impl Host {
         Ok(Opened { gate, permissions: entry.permissions })
     }
 
-    /// An endpoint goes away.
+    /// An endpoint goes away: it will not use its gate again.
     pub(crate) fn disconnect(&self, gate: &Gate) {
-        if gate.number() == 0 {
-            return;
+        if gate.number() != 0 {
+            self.close(gate);
+            self.gates.give_back(gate);
         }
+    }
+
+    /// Closes a gate, unless a fence has.
+    fn close(&self, gate: &Gate) {
         let passage = lock(&self.admitted).values_mut().find_map(|entry| {
             let at = entry.gates.iter().position(|passage| passage.gate.number() == gate.number())?;
             Some(entry.gates.swap_remove(at))
         });
-        // If it was not found, its session has been fenced meanwhile: the gate is closed already.
         if let Some(passage) = passage {
             passage.close();
         }
-        self.gates.give_back(gate);
     }
 
-    /// A process is gone, and its gates with it. Sessions that it leaves behind have nobody who could keep them alive.
-    pub(crate) fn disconnect_all(&self, peer: PeerId, held: &[Gate]) {
+    /// A process has hung up, and probably is gone. Sessions that it leaves behind have nobody who could keep them alive.
+    pub(crate) fn hung_up(&self, peer: PeerId, holder: &Arc<dyn Holder>, held: &[Gate]) {
         let theirs = |passage: &Passage| held.iter().any(|gate| gate.number() == passage.gate.number());
         let abandoned: Vec<(SessionId, u64)> = lock(&self.admitted)
             .iter()
@@ -219,7 +222,8 @@ impl Host {
             .map(|(session, entry)| (*session, entry.term))
             .collect();
         for gate in held {
-            self.disconnect(gate);
+            self.close(gate);
+            self.gates.leave_behind(gate, Arc::clone(holder));
         }
         let mut silent = Vec::new();
         lock(&self.serving).retain(|session, server| {

@@ -23,6 +23,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Where the regions begin: on pages of this size, where the system has them.
 const ALIGN: u64 = 2 << 20;
@@ -104,26 +105,16 @@ pub(super) fn open(backing: &Backing, specs: &[RegionSpec]) -> Result<(Regions, 
     for Mapped { region, extent } in &layout.regions {
         regions.insert(*region, map(&descriptor, *extent, true).map_err(&failed)?);
     }
-    let gates = Gates::new(map(&descriptor, layout.gates, true).map_err(&failed)?);
-    close_left_behind(&gates);
+    // When this is done, the clients of an earlier server on this memory cannot touch it any more.
+    let gates = Gates::take_over(map(&descriptor, layout.gates, true).map_err(&failed)?, |pid, started| {
+        Process::find(pid, started).map(|process| Arc::new(process) as Arc<dyn Holder>)
+    });
     Ok((regions, gates, Share { layout, descriptor, _locked: file }))
 }
 
 /// Maps a part of a server's memory.
 pub(super) fn map(file: impl AsFd, extent: Extent, writable: bool) -> io::Result<RacyMemory> {
     RacyMemory::map(file, extent.offset, at(extent.bytes), writable)
-}
-
-/// The clients of an earlier server on this memory cannot touch it any more when this returns.
-fn close_left_behind(gates: &Gates) {
-    for (gate, pid, started) in gates.left_behind() {
-        gate.shut();
-        if let Some(process) = Process::find(pid, started) {
-            gate.close(Some(&process as &dyn Holder));
-        }
-        // It is in the list of free gates from the beginning; this clears its name only.
-        gates.clear(&gate);
-    }
 }
 
 fn memfd() -> io::Result<File> {

@@ -30,7 +30,7 @@ impl Process {
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let number = number.ok_or(io::ErrorKind::InvalidInput)?;
         let descriptor = pidfd_open(number, PidfdFlags::empty())?;
-        let started = started_at(pid)?;
+        let started = stat(pid, STARTED)?.parse().map_err(|_| io::ErrorKind::InvalidData)?;
         Ok(Self { pid, started, descriptor })
     }
 
@@ -46,8 +46,13 @@ impl Process {
         number.is_some_and(|number| test_kill_process(number).is_ok())
     }
 
+    /// Whether it has been stopped (SIGSTOP, a debugger).
+    fn is_stopped(&self) -> bool {
+        stat(self.pid, STATE).is_ok_and(|state| state.starts_with(['T', 't']))
+    }
+
     /// Whether it is gone, or goes within `wait`.
-    pub(super) fn is_gone(&self, wait: Nanos) -> bool {
+    fn goes_within(&self, wait: Nanos) -> bool {
         let mut ends = [PollFd::new(&self.descriptor, PollFlags::IN)];
         let wait = Timespec {
             tv_sec: i64::try_from(wait / SECOND).unwrap_or(i64::MAX),
@@ -62,12 +67,21 @@ impl Holder for Process {
         (u64::from(self.pid), self.started)
     }
 
+    fn is_gone(&self) -> bool {
+        self.goes_within(0)
+    }
+
     fn end_unless(&self, idle: &dyn Fn() -> bool) {
         let clock = RealClock::new();
-        while clock.now() < GRACE_NS {
-            if idle() || self.is_gone(LOOK_EVERY_NS) {
+        // One that has been stopped does not come out by itself, however long one waits.
+        while clock.now() < GRACE_NS && !self.is_stopped() {
+            if idle() || self.goes_within(LOOK_EVERY_NS) {
                 return;
             }
+        }
+        // It may have been stopped just after it came out.
+        if idle() {
+            return;
         }
         tracing::warn!(
             pid = self.pid,
@@ -75,19 +89,22 @@ impl Holder for Process {
         );
         // If that fails, it is gone: that it may be ended was tested when it came.
         let _ = pidfd_send_signal(&self.descriptor, Signal::KILL);
-        if !self.is_gone(END_NS) {
+        if !self.goes_within(END_NS) {
             tracing::warn!(pid = self.pid, "an ended client process still lingers in the kernel");
         }
     }
 }
 
-/// When a process started, in the kernel's ticks since the machine did.
-fn started_at(pid: u32) -> io::Result<u64> {
+/// Fields of /proc/pid/stat behind the name: the state, and when the process started, in ticks since the machine did.
+const STATE: usize = 0;
+const STARTED: usize = 19;
+
+fn stat(pid: u32, field: usize) -> io::Result<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The second field is the name in parentheses, which may hold anything, parentheses too.
+    // The name is in parentheses and may hold anything, parentheses too.
     let fields = stat.rsplit_once(')').map(|(_, fields)| fields.split_whitespace());
-    let started = fields.and_then(|mut fields| fields.nth(19)).and_then(|field| field.parse().ok());
-    started.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    let field = fields.and_then(|mut fields| fields.nth(field));
+    field.map(str::to_owned).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 #[cfg(test)]
@@ -103,7 +120,7 @@ mod tests {
     fn a_process_is_found_by_number_and_start_only() {
         let me = Process::open(std::process::id()).unwrap();
         let (pid, started) = me.name();
-        assert!(!me.is_gone(0) && me.can_be_ended());
+        assert!(!me.is_gone() && me.can_be_ended());
         assert!(Process::find(pid, started).is_some());
         assert!(Process::find(pid, started + 1).is_none(), "the number was used again");
         assert!(Process::find(u64::MAX, started).is_none());
@@ -118,8 +135,25 @@ mod tests {
             looks.set(looks.get() + 1);
             looks.get() > 3
         });
-        assert!(!process.is_gone(0));
+        assert!(!process.is_gone());
         child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn who_was_stopped_is_not_waited_for() {
+        let mut child = sleeper();
+        let process = Process::open(child.id()).unwrap();
+        pidfd_send_signal(&process.descriptor, Signal::STOP).unwrap();
+        while !process.is_stopped() {
+            std::thread::yield_now();
+        }
+        let looks = std::cell::Cell::new(0);
+        process.end_unless(&|| {
+            looks.set(looks.get() + 1);
+            false
+        });
+        assert!(process.is_gone() && looks.get() == 1);
         child.wait().unwrap();
     }
 
@@ -128,7 +162,7 @@ mod tests {
         let mut child = sleeper();
         let process = Process::open(child.id()).unwrap();
         process.end_unless(&|| false);
-        assert!(process.is_gone(0));
+        assert!(process.is_gone());
         child.wait().unwrap();
     }
 }

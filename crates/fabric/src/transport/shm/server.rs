@@ -341,8 +341,8 @@ struct Visitor {
 enum Stage {
     /// Greeted; has to introduce itself in time.
     Greeted { nonce: u64, since: Nanos, process: Result<Process, String> },
-    /// A client. A thread of the server's own process has no holder: nobody ends himself.
-    Member { holder: Option<Arc<dyn Holder>>, gates: BTreeMap<u32, Gate> },
+    /// A client.
+    Member { holder: Arc<dyn Holder>, gates: BTreeMap<u32, Gate> },
 }
 
 /// Why a visitor has to go.
@@ -512,15 +512,16 @@ impl Door {
                 "the server could not end this process if it got stuck; run both as the same user",
             );
         }
-        let here = process.name().0 == u64::from(std::process::id());
-        let holder = (!here).then(|| Arc::new(process) as Arc<dyn Holder>);
+        if hello.pid == std::process::id() {
+            return refused("a server cannot end its own process if a client in it gets stuck; use `local`");
+        }
         let welcome = FromServer::Welcome {
             identity: self.shared.host.identity().clone(),
             gates: self.share.layout.gates,
             regions: self.share.layout.regions.clone(),
         };
         socket::send_with(&visitor.peer.socket, &frame(&welcome), &self.share.descriptor)?;
-        visitor.stage = Stage::Member { holder, gates: BTreeMap::new() };
+        visitor.stage = Stage::Member { holder: Arc::new(process), gates: BTreeMap::new() };
         Ok(true)
     }
 
@@ -531,7 +532,7 @@ impl Door {
         let peer = &visitor.peer;
         match message {
             FromClient::Connect { request, session, term } => {
-                let answer = match host.connect(session, term, holder.clone()) {
+                let answer = match host.connect(session, term, Some(Arc::clone(holder))) {
                     Ok(opened) => {
                         let (gate, permissions) = (opened.gate.number(), opened.permissions);
                         if gate != 0 {
@@ -567,9 +568,9 @@ impl Door {
         // Whatever still refers to the peer sends into the void from now on.
         lock(&visitor.peer.outbox).failed = true;
         let _ = visitor.peer.socket.shutdown(std::net::Shutdown::Both);
-        if let Stage::Member { gates, .. } = visitor.stage {
+        if let Stage::Member { holder, gates } = visitor.stage {
             let held: Vec<Gate> = gates.into_values().collect();
-            self.shared.host.disconnect_all(visitor.peer.id, &held);
+            self.shared.host.hung_up(visitor.peer.id, &holder, &held);
         }
     }
 }

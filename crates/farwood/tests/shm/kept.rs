@@ -1,0 +1,86 @@
+//! Memory that is kept: a server that is started again takes it over, and clients of the dead one cannot touch it.
+
+use super::parts::{AREA_BYTES, area, cells};
+use super::world::{Folder, client, serve, wait_for};
+use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
+use farwood_fabric::{Executor, ServerId, Session, SessionOptions};
+use farwood_index::{OrderedIndex, Pool};
+use farwood_sim::subject::Subject;
+use rustix::process::Signal;
+
+const POOL: [&str; 4] = ["--pool", "00000000000000000000000000000007", "--lease-ms", "50"];
+
+#[test]
+fn a_server_that_is_started_again_has_what_it_had() {
+    let folder = Folder::new();
+    let memory = folder.0.to_string_lossy().into_owned();
+    let arguments = [&POOL[..], &["--path", &memory]].concat();
+    let mut server = serve(&folder.0, &arguments);
+    let places = [folder.0.clone()];
+    let connect = || ShmCluster::connect(&places, &ShmOptions::default());
+    let executor = Executor::new();
+    executor.block_on(async {
+        let pool = Pool::join(&connect().unwrap(), SessionOptions::default()).await.unwrap();
+        let endpoint = pool.session().endpoint().unwrap();
+        cells().create(&pool, &endpoint).await.unwrap();
+        let index = cells().open(&pool, &endpoint, 0).await.unwrap();
+        index.put(&5u64.to_be_bytes(), b"kept").await.unwrap();
+        server.kill();
+        server = serve(&folder.0, &arguments);
+        let again = Pool::join(&connect().unwrap(), SessionOptions::default()).await.unwrap();
+        let endpoint = again.session().endpoint().unwrap();
+        cells().recover(&again, &endpoint, pool.session().id()).await.unwrap();
+        let index = cells().open(&again, &endpoint, 0).await.unwrap();
+        assert_eq!(index.get(&5u64.to_be_bytes()).await.unwrap(), Some(b"kept".to_vec()));
+        cells().check(&again, &endpoint).await.unwrap();
+    });
+    executor.clear();
+    server.signal(Signal::TERM);
+    assert!(server.0.wait().unwrap().success());
+    assert_eq!(folder.names(), ["m0.memory"], "a clean stop leaves the memory and nothing else");
+}
+
+#[test]
+fn clients_of_a_dead_server_cannot_touch_what_its_successor_has() {
+    let folder = Folder::new();
+    let memory = folder.0.to_string_lossy().into_owned();
+    let arguments = [&POOL[..], &["--path", &memory]].concat();
+    let executor = Executor::new();
+    let mut server = serve(&folder.0, &arguments);
+    let (mut told, mut ended) = (0, 0);
+    for _ in 0..40 {
+        let mut zombie = client("scribbler", &folder.0);
+        zombie.stop();
+        server.kill();
+        // Takes over; the zombie is stopped, and has not found out.
+        server = serve(&folder.0, &arguments);
+        let cluster = ShmCluster::connect(std::slice::from_ref(&folder.0), &ShmOptions::default()).unwrap();
+        executor.block_on(async {
+            let session = Session::open(&cluster, SessionOptions::default()).await.unwrap();
+            let endpoint = session.endpoint().unwrap();
+            let bytes = usize::try_from(8 * AREA_BYTES).unwrap();
+            let all = area(ServerId::COORDINATOR, 0);
+            let before = endpoint.op().read(all, bytes).await.unwrap();
+            if zombie.has_ended() {
+                ended += 1;
+            } else {
+                told += 1;
+                zombie.signal(Signal::CONT);
+                wait_for("the zombie to find out", || zombie.has_ended());
+            }
+            let after = endpoint.op().read(all, bytes).await.unwrap();
+            assert!(*before == *after, "a client of the dead server wrote");
+            for victim in session.list(&endpoint.op()).await.unwrap() {
+                if victim.session != session.id() {
+                    let op = endpoint.op();
+                    session.fence(&op, victim.session, true).await.unwrap();
+                    let estate = session.adopt(&op, victim.session).await.unwrap();
+                    session.finish_adoption(&op, &estate).await.unwrap();
+                }
+            }
+            session.close(&endpoint).await.unwrap();
+        });
+    }
+    executor.clear();
+    assert!(ended > 0 && told > 0, "both ways have to be tried: {told} told, {ended} ended");
+}

@@ -1,0 +1,161 @@
+//! `kill -9`, of clients and of servers, under load.
+
+use super::parts::{KEYS, cells, records};
+use super::world::{Process, Servers, client, nap};
+use farwood_fabric::clock::{MILLISECOND, SECOND};
+use farwood_fabric::{Batch, Executor, FabricError, GlobalAddr, RegionId, ServerId, Session, SessionOptions};
+use farwood_index::{OrderedIndex, Pool};
+use farwood_sim::check::leaks;
+use farwood_sim::subject::Subject;
+use std::time::Duration;
+
+/// What one death may leave unaccounted for: see `shared::heap`.
+const LEAKED_PER_DEATH: usize = 2 * 24;
+
+/// Kills clients in the middle of their writes. Their leases are long: that they are gone shows by their sockets.
+fn survives_kills<S: Subject>(subject: &S, part: &str, kills: u64) {
+    let servers = Servers::start(&["--lease-ms", "600000"]);
+    let cluster = servers.connect().expect("the pool is there");
+    let executor = Executor::new();
+    executor.block_on(async {
+        let pool = Pool::join(&cluster, SessionOptions::default()).await.expect("joins");
+        let endpoint = pool.session().endpoint().expect("an endpoint");
+        pool.session().keep_alive(&endpoint, 2 * MILLISECOND);
+        subject.create(&pool, &endpoint).await.expect("creates");
+        let index = subject.open(&pool, &endpoint, 0).await.expect("opens");
+        for kill in 0..kills {
+            let mut clients = [client(part, &servers.folder.0), client(part, &servers.folder.0)];
+            nap(Duration::from_micros(1500 + kill * 37 % 2000));
+            for client in &mut clients {
+                client.kill();
+            }
+            // Everything works again when the dead have been buried: locks, memory, numbers.
+            let mut recovered = 0;
+            let deadline = endpoint.now() + 20 * SECOND;
+            while recovered < clients.len() {
+                assert!(
+                    endpoint.now() < deadline,
+                    "the dead cannot be fenced though their processes are gone"
+                );
+                for info in pool.session().list(&endpoint.op()).await.expect("lists") {
+                    if info.session != pool.session().id() {
+                        subject.recover(&pool, &endpoint, info.session).await.expect("recovers");
+                    }
+                }
+                recovered = 3 - pool.session().list(&endpoint.op()).await.expect("lists").len();
+            }
+            for key in 0..KEYS {
+                index.put(&key.to_be_bytes(), &kill.to_be_bytes()).await.expect("puts");
+            }
+            for key in 0..KEYS {
+                let value = index.get(&key.to_be_bytes()).await.expect("gets");
+                assert_eq!(value, Some(kill.to_be_bytes().to_vec()));
+            }
+            let reachable = subject.check(&pool, &endpoint).await.expect("whole, and no lock is held");
+            let usage = leaks::measure(pool.session(), &endpoint, &reachable).await.expect("measures");
+            let deaths = usize::try_from(2 * (kill + 1)).expect("few");
+            assert!(usage.dangling.is_empty() && usage.lost_chunks == 0, "after {deaths} deaths: {usage}");
+            // Retired objects of ours wait for their epoch.
+            let bound = deaths * LEAKED_PER_DEATH + 512;
+            assert!(usage.leaked.len() <= bound, "after {deaths} deaths: {usage}");
+        }
+    });
+    executor.clear();
+}
+
+#[test]
+fn a_killed_client_leaves_locks_and_cells_that_others_repair() {
+    survives_kills(&cells(), "cells", 25);
+}
+
+#[test]
+fn a_killed_client_leaves_memory_that_others_find() {
+    survives_kills(&records(), "records", 25);
+}
+
+#[test]
+fn a_killed_server_is_an_error_within_a_bounded_time() {
+    let mut servers = Servers::start(&[]);
+    let cluster = servers.connect().expect("the pool is there");
+    let executor = Executor::new();
+    let gone = ServerId::new(1);
+    executor.block_on(async {
+        let session = Session::open(&cluster, SessionOptions::default()).await.expect("a session");
+        let endpoint = session.endpoint().expect("an endpoint");
+        let word = |server| GlobalAddr::new(server, RegionId::LOCK, 64);
+        for server in [ServerId::COORDINATOR, gone] {
+            endpoint.op().faa(word(server), 1).await.expect("both servers are there");
+        }
+        servers.servers[1].kill();
+        let lost = FabricError::ServerLost { server: gone };
+        let deadline = endpoint.now() + 5 * SECOND;
+        while endpoint.op().faa(word(gone), 1).await.is_ok() {
+            assert!(endpoint.now() < deadline, "verbs on a dead server's memory go on");
+        }
+        let op = endpoint.op();
+        assert_eq!(op.read_word(word(gone)).await, Err(lost.clone()));
+        assert_eq!(op.read(word(gone), 64).await.map(drop), Err(lost.clone()));
+        assert_eq!(op.cas(word(gone), 0, 1).await, Err(lost.clone()));
+        assert_eq!(op.write_word(word(gone), 1).await, Err(lost.clone()));
+        let mut batch = Batch::new(gone);
+        batch.write_word(word(gone), 1);
+        let failure = op.submit(batch).await.expect_err("nobody is there");
+        assert!(failure.error == lost && !failure.may_have_happened(0));
+        assert_eq!(endpoint.reconnect(gone).await, Err(lost.clone()));
+        let hello = farwood_fabric::control::Request::Hello {};
+        assert_eq!(op.control(gone, &hello).await.map(drop), Err(lost.clone()));
+        // The other server goes on, and whoever comes now is told at once.
+        assert!(op.faa(word(ServerId::COORDINATOR), 1).await.is_ok());
+        assert!(session.heartbeat(&endpoint).await.is_ok());
+        assert_eq!(Session::open(&cluster, SessionOptions::default()).await.err(), Some(lost));
+    });
+    executor.clear();
+    let again = servers.connect().expect_err("the pool is not whole");
+    assert!(again.to_string().contains("is gone; start it again"), "{again}");
+}
+
+/// A call that waits when its server dies comes back.
+#[test]
+fn a_stopped_and_killed_server_answers_nobody_but_nobody_hangs() {
+    let mut servers = Servers::start(&[]);
+    let cluster = servers.connect().expect("the pool is there");
+    let executor = Executor::new();
+    executor.block_on(async {
+        let session = Session::open(&cluster, SessionOptions::default()).await.expect("a session");
+        let endpoint = session.endpoint().expect("an endpoint");
+        servers.servers[1].stop();
+        let caller = endpoint.clone();
+        let call = endpoint.spawn(async move {
+            caller.op().control(ServerId::new(1), &farwood_fabric::control::Request::Hello {}).await
+        });
+        endpoint.sleep(50 * MILLISECOND).await;
+        servers.servers[1].kill();
+        let ended = call.await.expect("it ends");
+        assert!(ended.expect_err("nobody answered").is_unknown());
+    });
+    executor.clear();
+}
+
+/// One-sided verbs cost the server no CPU.
+#[test]
+fn verbs_cost_the_server_no_cpu() {
+    let servers = Servers::start(&["--lease-ms", "0"]);
+    let cluster = servers.connect().expect("the pool is there");
+    let executor = Executor::new();
+    executor.block_on(async {
+        let session = Session::open(&cluster, SessionOptions::default()).await.expect("a session");
+        let endpoint = session.endpoint().expect("an endpoint");
+        let before: Vec<u64> = servers.servers.iter().map(Process::cpu_ticks).collect();
+        let op = endpoint.op();
+        for n in 0..1_000_000u64 {
+            let word = GlobalAddr::new(ServerId::new(u16::from(n % 2 == 1)), RegionId::LOCK, n % 512 * 8);
+            op.faa(word, 1).await.expect("adds");
+            op.read(word, 8).await.expect("reads");
+        }
+        let after: Vec<u64> = servers.servers.iter().map(Process::cpu_ticks).collect();
+        for (before, after) in before.iter().zip(&after) {
+            assert!(after - before <= 1, "2,000,000 verbs cost a server {} ticks", after - before);
+        }
+    });
+    executor.clear();
+}

@@ -1,0 +1,20 @@
+//! `farwood serve` and its clients as real processes: they are killed, stopped and started again, and the contract holds.
+//!
+//! Servers are the binary itself. Clients that have to die are this test binary once more, with a part to play in its
+//! environment (see `parts`).
+
+mod kept;
+mod killed;
+mod lines;
+mod parts;
+mod stopped;
+mod world;
+
+/// What a process of this binary does when a test has given it a part.
+#[test]
+#[ignore = "a part that processes started by other tests play"]
+fn play() {
+    if let Ok(part) = std::env::var(world::PART) {
+        parts::play(&part);
+    }
+}

@@ -1,0 +1,122 @@
+//! What client processes do until they are ended.
+
+use super::world::AT_WORK;
+use farwood_fabric::clock::{MILLISECOND, Nanos};
+use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
+use farwood_fabric::{
+    Batch, CallError, Cluster, Endpoint, Executor, FabricError, GlobalAddr, RegionId, ServerId, Session,
+    SessionOptions,
+};
+use farwood_index::{IndexError, OrderedIndex, Pool};
+use farwood_sim::reference::Bugs;
+use farwood_sim::reference::cells::Cells;
+use farwood_sim::reference::records::Records;
+use farwood_sim::subject::Subject;
+use std::path::PathBuf;
+
+/// How many keys the structures have.
+pub(crate) const KEYS: u64 = 64;
+/// How often clients renew their lease.
+pub(crate) const HEARTBEAT_NS: Nanos = 2 * MILLISECOND;
+
+pub(crate) fn cells() -> Cells {
+    Cells { keys: KEYS, bugs: Bugs::default() }
+}
+
+pub(crate) fn records() -> Records {
+    Records { keys: KEYS, bugs: Bugs::default() }
+}
+
+pub(crate) fn play(part: &str) {
+    let (part, folder) = part.split_once(' ').expect("a part and a folder");
+    let cluster = ShmCluster::connect(&[PathBuf::from(folder)], &ShmOptions::default()).expect("a pool");
+    let executor = Executor::new();
+    let ended = match part {
+        "cells" => executor.block_on(keep_writing(&cells(), &cluster)).map_err(|e| e.to_string()),
+        "records" => executor.block_on(keep_writing(&records(), &cluster)).map_err(|e| e.to_string()),
+        "scribbler" => executor.block_on(keep_scribbling(&cluster)).map_err(|e| e.to_string()),
+        _ => panic!("no such part: {part}"),
+    };
+    executor.clear();
+    if let Err(why) = ended {
+        eprintln!("{part}: {why}");
+        std::process::exit(1);
+    }
+}
+
+fn say_at_work() {
+    println!("\n{AT_WORK}");
+}
+
+/// Writes and deletes at random, for ever.
+async fn keep_writing<S: Subject>(subject: &S, cluster: &Cluster) -> Result<(), IndexError> {
+    let pool = Pool::join(cluster, SessionOptions::default()).await?;
+    let endpoint = pool.session().endpoint()?;
+    pool.session().keep_alive(&endpoint, HEARTBEAT_NS);
+    let index = subject.open(&pool, &endpoint, 0).await?;
+    say_at_work();
+    loop {
+        let key = endpoint.random_below(KEYS).to_be_bytes();
+        match endpoint.random_below(4) {
+            0 => drop(index.delete(&key).await?),
+            _ => index.put(&key, &endpoint.random().to_be_bytes()).await?,
+        }
+    }
+}
+
+/// Bytes of main memory in which one life of the scribbler writes, on each server.
+pub(crate) const AREA_BYTES: u64 = 128 << 10;
+/// How many areas there are: a life writes into the one of its term.
+pub(crate) const AREAS: u64 = 8;
+const BLOCK_BYTES: usize = 64 << 10;
+/// Where the areas begin. Nobody else uses the pool, so that the memory need not be asked for.
+const AREAS_AT: u64 = 4096;
+
+pub(crate) fn area(server: ServerId, term: u64) -> GlobalAddr {
+    GlobalAddr::new(server, RegionId::MAIN, AREAS_AT + term % AREAS * AREA_BYTES)
+}
+
+/// Writes everywhere in its area without a pause; when it is fenced, it begins again with a new session.
+async fn keep_scribbling(cluster: &Cluster) -> Result<(), FabricError> {
+    let mut said = false;
+    loop {
+        let session = match Session::open(cluster, SessionOptions::default()).await {
+            // Those who were fenced and not yet buried take up room.
+            Err(FabricError::Call(CallError::Control(_))) => continue,
+            session => session?,
+        };
+        let endpoint = session.endpoint()?;
+        session.keep_alive(&endpoint, HEARTBEAT_NS);
+        if !said {
+            say_at_work();
+            said = true;
+        }
+        match scribble(&session, &endpoint).await {
+            FabricError::Fenced { session: fenced } if fenced == session.id() => {}
+            error => return Err(error),
+        }
+    }
+}
+
+/// Writes until that is refused; why it was.
+async fn scribble(session: &Session, endpoint: &Endpoint) -> FabricError {
+    for n in 1.. {
+        for server in session.servers() {
+            let area = area(*server, session.term());
+            let mut batch = Batch::new(*server);
+            let mut block = endpoint.buf(BLOCK_BYTES);
+            block.fill(u8::try_from(n % 251).expect("below 251"));
+            batch.write(area.add(64), block);
+            batch.faa(area.add(8), 1);
+            batch.write_word(area, n);
+            if let Err(failure) = endpoint.op().submit(batch).await {
+                return failure.error;
+            }
+            // Small ones, too.
+            if let Err(error) = endpoint.op().faa(area.add(16), 1).await {
+                return error;
+            }
+        }
+    }
+    unreachable!("it is fenced before it has counted to the end")
+}
