@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`api`] | the operations that every index offers, and their errors |
+//! | [`engine`] | what an engine supplies beside its operations |
 //! | [`pool`] | a compute server's membership in a pool, and the catalog: create, open, list, drop |
 //! | [`shared`] | what engines share: whole reads, remote locks, the object heap |
 //!
@@ -11,8 +12,10 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod engine;
 pub mod pool;
 pub mod shared;
 
 pub use api::{IndexError, KeyValue, OrderedIndex};
+pub use engine::Engine;
 pub use pool::Pool;

@@ -4,7 +4,6 @@
 //! |---|---|
 //! | [`trial`] | one run: a world, a workload, a fault plan, all from one line of text |
 //! | [`shrink`] | makes a failing trial small |
-//! | [`subject`] | what is tried: an index that can be created, opened, recovered, checked |
 //! | [`history`] | what clients did and were told |
 //! | [`check`] | one checker per property: linearizable, scans, leaks |
 //! | [`mod@reference`] | two tiny structures that take the whole path, and know how to be wrong |
@@ -15,8 +14,6 @@ pub mod check;
 pub mod history;
 pub mod reference;
 pub mod shrink;
-pub mod subject;
 pub mod trial;
 
-pub use subject::Subject;
 pub use trial::{Failure, Report, Trial};

@@ -1,6 +1,6 @@
 //! One trial: a world, a workload and a fault plan, all of it in one line of text that replays exactly.
 //!
-//! 1. Memory servers start; the driver joins the pool and creates the subject.
+//! 1. Memory servers start; the driver joins the pool and creates the engine.
 //! 2. Compute servers start as processes of their own. Each joins the pool, keeps its lease alive, recovers sessions whose
 //!    lease has run out, and runs tasks, which do random operations one after the other and write down what they were told.
 //!    One that finds itself fenced starts anew with a new session.
@@ -11,7 +11,6 @@
 
 use crate::check::{self, leaks};
 use crate::history::{Action, History, Key, Outcome, Value};
-use crate::subject::Subject;
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos};
 use farwood_fabric::control::SessionState;
 use farwood_fabric::procedure::ProcedureSet;
@@ -20,7 +19,7 @@ use farwood_fabric::server::{ServerLogic, StartError};
 use farwood_fabric::transport::sim::{Fault, FaultPlan, Sabotage, Sim, SimConfig, SimReport, SimStop};
 use farwood_fabric::{Cluster, Endpoint, ServerId, SessionOptions, marks};
 use farwood_index::shared::heap::{CLAIM, MAX_FREE};
-use farwood_index::{IndexError, OrderedIndex, Pool};
+use farwood_index::{Engine, IndexError, OrderedIndex, Pool};
 use farwood_memory::{MemoryServer, ServerConfig};
 use fastrand::Rng;
 use std::cell::RefCell;
@@ -36,6 +35,8 @@ const LEASE_NS: Nanos = MILLISECOND;
 const HEARTBEAT_NS: Nanos = 100 * MICROSECOND;
 /// How often a fenced compute server starts anew.
 const MAX_LIVES: u32 = 5;
+/// What the index is called.
+const INDEX: &str = "tried";
 /// How often the driver looks whether the dead can be recovered.
 const MAX_RECOVERY_ROUNDS: u32 = 100;
 
@@ -274,8 +275,8 @@ pub struct Settings {
     pub sabotage: Sabotage,
 }
 
-/// Runs a trial of `subject`.
-pub fn run<S: Subject>(subject: &S, trial: &Trial, settings: Settings) -> Result<Report, Failure> {
+/// Runs a trial of `engine`.
+pub fn run<E: Engine>(engine: &E, trial: &Trial, settings: Settings) -> Result<Report, Failure> {
     marks::reset();
     let mut config = SimConfig::adversarial(trial.seed);
     config.tear = trial.tear;
@@ -284,7 +285,7 @@ pub fn run<S: Subject>(subject: &S, trial: &Trial, settings: Settings) -> Result
         200_000 + u64::from(trial.sessions) * u64::from(trial.tasks) * u64::from(trial.ops) * 20_000;
     let sim = Sim::new(config, trial.faults.clone(), memory_servers(trial)?).map_err(Failure::Start)?;
     let log = Rc::new(RefCell::new(Log::default()));
-    let main = drive(sim.clone(), subject.clone(), trial.clone(), Rc::clone(&log));
+    let main = drive(sim.clone(), engine.clone(), trial.clone(), Rc::clone(&log));
     let ended = sim.run(main).map_err(Failure::Stuck)?;
     let sim = sim.report();
     let log = log.borrow();
@@ -347,9 +348,9 @@ struct Log {
     values: u64,
 }
 
-async fn drive<S: Subject>(
+async fn drive<E: Engine>(
     sim: Sim,
-    subject: S,
+    engine: E,
     trial: Trial,
     log: Rc<RefCell<Log>>,
 ) -> Result<leaks::Usage, IndexError> {
@@ -357,11 +358,12 @@ async fn drive<S: Subject>(
     let pool = Pool::join(&cluster, SessionOptions::default()).await?;
     let endpoint = pool.session().endpoint()?;
     pool.session().keep_alive(&endpoint, HEARTBEAT_NS);
-    subject.create(&pool, &endpoint).await?;
+    engine.create(&pool, &endpoint, INDEX).await?;
+    let attached = engine.attach(&pool, &endpoint, INDEX).await?;
     let clients: Vec<_> = (0..trial.sessions)
         .map(|client| {
             let process =
-                compute_server(cluster.clone(), subject.clone(), trial.clone(), client, Rc::clone(&log));
+                compute_server(cluster.clone(), engine.clone(), trial.clone(), client, Rc::clone(&log));
             sim.spawn_client(process)
         })
         .collect();
@@ -369,8 +371,8 @@ async fn drive<S: Subject>(
         // An error here is a process that was killed.
         let _ = client.await;
     }
-    recover_the_dead(&sim, &subject, &pool, &endpoint).await?;
-    let reachable = subject.check(&pool, &endpoint).await?;
+    recover_the_dead(&sim, &engine, (&pool, &attached), &endpoint).await?;
+    let reachable = engine.check(&attached, &endpoint).await?;
     // What recovery retired into the driver's hands is given back before memory is counted.
     pool.heap().close(&endpoint).await?;
     let usage = leaks::measure(pool.session(), &endpoint, &reachable).await?;
@@ -378,14 +380,14 @@ async fn drive<S: Subject>(
 }
 
 /// Recovers whoever has lost its lease, for as long as there is somebody.
-async fn recover_the_dead<S: Subject>(
+async fn recover_the_dead<E: Engine>(
     sim: &Sim,
-    subject: &S,
-    pool: &Pool,
+    engine: &E,
+    member: (&Pool, &E::Attached),
     endpoint: &Endpoint,
 ) -> Result<(), IndexError> {
     for _ in 0..MAX_RECOVERY_ROUNDS {
-        if recover_expired(subject, pool, endpoint).await? == 0 {
+        if recover_expired(engine, member, endpoint).await? == 0 {
             return Ok(());
         }
         sim.sleep(LEASE_NS).await;
@@ -394,9 +396,9 @@ async fn recover_the_dead<S: Subject>(
 }
 
 /// Recovers the sessions whose lease has run out; returns how many others there were, dead or alive.
-async fn recover_expired<S: Subject>(
-    subject: &S,
-    pool: &Pool,
+async fn recover_expired<E: Engine>(
+    engine: &E,
+    (pool, attached): (&Pool, &E::Attached),
     endpoint: &Endpoint,
 ) -> Result<usize, IndexError> {
     let sessions = pool.session().list(&endpoint.op()).await?;
@@ -405,22 +407,22 @@ async fn recover_expired<S: Subject>(
         if info.state == SessionState::Active && info.lease_left_ns > 0 {
             continue;
         }
-        subject.recover(pool, endpoint, info.session).await?;
+        engine.recover(attached, endpoint, info.session).await?;
     }
     Ok(others.len())
 }
 
 /// One compute server: as many lives as it takes to do its operations.
-async fn compute_server<S: Subject>(
+async fn compute_server<E: Engine>(
     cluster: Cluster,
-    subject: S,
+    engine: E,
     trial: Trial,
     client: u32,
     log: Rc<RefCell<Log>>,
 ) {
     let left: Rc<RefCell<Vec<u32>>> = Rc::new(RefCell::new(vec![trial.ops; usize::from(trial.tasks)]));
     for life in 0..MAX_LIVES {
-        let lived = live(&cluster, &subject, &trial, client, life, &log, &left).await;
+        let lived = live(&cluster, &engine, &trial, client, life, &log, &left).await;
         if left.borrow().iter().all(|ops| *ops == 0) || log.borrow().trouble.is_some() {
             return;
         }
@@ -431,26 +433,27 @@ async fn compute_server<S: Subject>(
     }
 }
 
-async fn live<S: Subject>(
+async fn live<E: Engine>(
     cluster: &Cluster,
-    subject: &S,
+    engine: &E,
     trial: &Trial,
     client: u32,
     life: u32,
     log: &Rc<RefCell<Log>>,
     left: &Rc<RefCell<Vec<u32>>>,
 ) -> Result<(), IndexError> {
-    let pool = Pool::join_with(cluster, SessionOptions::default(), subject.heap_sabotage()).await?;
+    let pool = Pool::join_with(cluster, SessionOptions::default(), engine.heap_sabotage()).await?;
     let keeper = pool.session().endpoint()?;
     pool.session().keep_alive(&keeper, HEARTBEAT_NS);
+    let attached = engine.attach(&pool, &keeper, INDEX).await?;
     let tasks: Vec<_> = (0..trial.tasks)
         .map(|task| {
-            let (pool, subject, log, left, keys) =
-                (pool.clone(), subject.clone(), Rc::clone(log), Rc::clone(left), trial.keys);
+            let (pool, attached, engine) = (pool.clone(), attached.clone(), engine.clone());
+            let (log, left, keys) = (Rc::clone(log), Rc::clone(left), trial.keys);
             let seed = trial.seed ^ u64::from(client) << 40 ^ u64::from(life) << 32 ^ u64::from(task) << 16;
             keeper.spawn(async move {
                 let endpoint = pool.session().endpoint()?;
-                let index = subject.open(&pool, &endpoint, task).await?;
+                let index = engine.open(&attached, &endpoint, task)?;
                 let mut rng = Rng::with_seed(seed);
                 let mut seen = BTreeMap::new();
                 while left.borrow()[usize::from(task)] > 0 {
@@ -462,13 +465,13 @@ async fn live<S: Subject>(
             })
         })
         .collect();
-    let janitor = (pool.clone(), subject.clone(), keeper.clone());
+    let janitor = (pool.clone(), attached, engine.clone(), keeper.clone());
     keeper.spawn(async move {
-        let (pool, subject, keeper) = janitor;
+        let (pool, attached, engine, keeper) = janitor;
         while !pool.session().is_fenced() && !pool.session().is_closed() {
             keeper.sleep(LEASE_NS).await;
             // Whatever goes wrong here goes wrong for the tasks too, which say so.
-            let _ = recover_expired(&subject, &pool, &keeper).await;
+            let _ = recover_expired(&engine, (&pool, &attached), &keeper).await;
         }
     });
     let mut result = Ok(());

@@ -1,11 +1,10 @@
 //! Memory that is kept: a server that is started again takes it over, and clients of the dead one cannot touch it.
 
-use super::parts::{AREA_BYTES, area, cells};
+use super::parts::{AREA_BYTES, INDEX, area, cells};
 use super::world::{Folder, client, serve, wait_for};
 use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
 use farwood_fabric::{Executor, ServerId, Session, SessionOptions};
-use farwood_index::{OrderedIndex, Pool};
-use farwood_sim::subject::Subject;
+use farwood_index::{Engine, OrderedIndex, Pool};
 use rustix::process::Signal;
 
 const POOL: [&str; 4] = ["--pool", "00000000000000000000000000000007", "--lease-ms", "50"];
@@ -22,17 +21,19 @@ fn a_server_that_is_started_again_has_what_it_had() {
     executor.block_on(async {
         let pool = Pool::join(&connect().unwrap(), SessionOptions::default()).await.unwrap();
         let endpoint = pool.session().endpoint().unwrap();
-        cells().create(&pool, &endpoint).await.unwrap();
-        let index = cells().open(&pool, &endpoint, 0).await.unwrap();
+        cells().create(&pool, &endpoint, INDEX).await.unwrap();
+        let attached = cells().attach(&pool, &endpoint, INDEX).await.unwrap();
+        let index = cells().open(&attached, &endpoint, 0).unwrap();
         index.put(&5u64.to_be_bytes(), b"kept").await.unwrap();
         server.kill();
         server = serve(&folder.0, &arguments);
         let again = Pool::join(&connect().unwrap(), SessionOptions::default()).await.unwrap();
         let endpoint = again.session().endpoint().unwrap();
-        cells().recover(&again, &endpoint, pool.session().id()).await.unwrap();
-        let index = cells().open(&again, &endpoint, 0).await.unwrap();
+        let attached = cells().attach(&again, &endpoint, INDEX).await.unwrap();
+        cells().recover(&attached, &endpoint, pool.session().id()).await.unwrap();
+        let index = cells().open(&attached, &endpoint, 0).unwrap();
         assert_eq!(index.get(&5u64.to_be_bytes()).await.unwrap(), Some(b"kept".to_vec()));
-        cells().check(&again, &endpoint).await.unwrap();
+        cells().check(&attached, &endpoint).await.unwrap();
     });
     executor.clear();
     server.signal(Signal::TERM);

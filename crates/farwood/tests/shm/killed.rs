@@ -1,19 +1,18 @@
 //! `kill -9`, of clients and of servers, under load.
 
-use super::parts::{KEYS, cells, records};
+use super::parts::{INDEX, KEYS, cells, records};
 use super::world::{Process, Servers, client, nap};
 use farwood_fabric::clock::{MILLISECOND, SECOND};
 use farwood_fabric::{Batch, Executor, FabricError, GlobalAddr, RegionId, ServerId, Session, SessionOptions};
-use farwood_index::{OrderedIndex, Pool};
+use farwood_index::{Engine, OrderedIndex, Pool};
 use farwood_sim::check::leaks;
-use farwood_sim::subject::Subject;
 use std::time::Duration;
 
 /// What one death may leave unaccounted for: see `shared::heap`.
 const LEAKED_PER_DEATH: usize = 2 * 24;
 
 /// Kills clients in the middle of their writes. Their leases are long: that they are gone shows by their sockets.
-fn survives_kills<S: Subject>(subject: &S, part: &str, kills: u64) {
+fn survives_kills<E: Engine>(engine: &E, part: &str, kills: u64) {
     let servers = Servers::start(&["--lease-ms", "600000"]);
     let cluster = servers.connect().expect("the pool is there");
     let executor = Executor::new();
@@ -21,8 +20,9 @@ fn survives_kills<S: Subject>(subject: &S, part: &str, kills: u64) {
         let pool = Pool::join(&cluster, SessionOptions::default()).await.expect("joins");
         let endpoint = pool.session().endpoint().expect("an endpoint");
         pool.session().keep_alive(&endpoint, 2 * MILLISECOND);
-        subject.create(&pool, &endpoint).await.expect("creates");
-        let index = subject.open(&pool, &endpoint, 0).await.expect("opens");
+        engine.create(&pool, &endpoint, INDEX).await.expect("creates");
+        let attached = engine.attach(&pool, &endpoint, INDEX).await.expect("attaches");
+        let index = engine.open(&attached, &endpoint, 0).expect("opens");
         for kill in 0..kills {
             let mut clients = [client(part, &servers.folder.0), client(part, &servers.folder.0)];
             nap(Duration::from_micros(1500 + kill * 37 % 2000));
@@ -39,7 +39,7 @@ fn survives_kills<S: Subject>(subject: &S, part: &str, kills: u64) {
                 );
                 for info in pool.session().list(&endpoint.op()).await.expect("lists") {
                     if info.session != pool.session().id() {
-                        subject.recover(&pool, &endpoint, info.session).await.expect("recovers");
+                        engine.recover(&attached, &endpoint, info.session).await.expect("recovers");
                     }
                 }
                 recovered = 3 - pool.session().list(&endpoint.op()).await.expect("lists").len();
@@ -51,7 +51,7 @@ fn survives_kills<S: Subject>(subject: &S, part: &str, kills: u64) {
                 let value = index.get(&key.to_be_bytes()).await.expect("gets");
                 assert_eq!(value, Some(kill.to_be_bytes().to_vec()));
             }
-            let reachable = subject.check(&pool, &endpoint).await.expect("whole, and no lock is held");
+            let reachable = engine.check(&attached, &endpoint).await.expect("whole, and no lock is held");
             let usage = leaks::measure(pool.session(), &endpoint, &reachable).await.expect("measures");
             let deaths = usize::try_from(2 * (kill + 1)).expect("few");
             assert!(usage.dangling.is_empty() && usage.lost_chunks == 0, "after {deaths} deaths: {usage}");

@@ -7,13 +7,14 @@ use farwood_fabric::{
     Batch, CallError, Cluster, Endpoint, Executor, FabricError, GlobalAddr, RegionId, ServerId, Session,
     SessionOptions,
 };
-use farwood_index::{IndexError, OrderedIndex, Pool};
+use farwood_index::{Engine, IndexError, OrderedIndex, Pool};
 use farwood_sim::reference::Bugs;
 use farwood_sim::reference::cells::Cells;
 use farwood_sim::reference::records::Records;
-use farwood_sim::subject::Subject;
 use std::path::PathBuf;
 
+/// What the index is called.
+pub(crate) const INDEX: &str = "tried";
 /// How many keys the structures have.
 pub(crate) const KEYS: u64 = 64;
 /// How often clients renew their lease.
@@ -49,11 +50,12 @@ fn say_at_work() {
 }
 
 /// Writes and deletes at random, for ever.
-async fn keep_writing<S: Subject>(subject: &S, cluster: &Cluster) -> Result<(), IndexError> {
+async fn keep_writing<E: Engine>(engine: &E, cluster: &Cluster) -> Result<(), IndexError> {
     let pool = Pool::join(cluster, SessionOptions::default()).await?;
     let endpoint = pool.session().endpoint()?;
     pool.session().keep_alive(&endpoint, HEARTBEAT_NS);
-    let index = subject.open(&pool, &endpoint, 0).await?;
+    let attached = engine.attach(&pool, &endpoint, INDEX).await?;
+    let index = engine.open(&attached, &endpoint, 0)?;
     say_at_work();
     loop {
         let key = endpoint.random_below(KEYS).to_be_bytes();

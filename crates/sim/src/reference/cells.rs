@@ -21,9 +21,8 @@
 //!    locks, the intent written under that very acquisition is carried out again, then the lock is released.
 //! 4. scan: READ the cells of a range together, repeat those that are torn.
 
-use super::{Bugs, Geometry, Handle, Opened, corrupt};
+use super::{Attached, Bugs, Geometry, Handle, Opened, corrupt};
 use crate::history::Value;
-use crate::subject::Subject;
 use farwood_fabric::control::{ANCHOR_BYTES, INTENT_BYTES, RETIRE_SLOTS, Reply, Request};
 use farwood_fabric::session::Estate;
 use farwood_fabric::{
@@ -33,7 +32,7 @@ use farwood_index::shared::heap::Class;
 use farwood_index::shared::lock::LockWord;
 use farwood_index::shared::surely;
 use farwood_index::shared::whole::{self, HEADER_BYTES, Place};
-use farwood_index::{IndexError, Pool};
+use farwood_index::{Engine, IndexError, Pool};
 
 const CELL_BYTES: usize = 128;
 const VALUE_AT: usize = HEADER_BYTES + 16;
@@ -47,7 +46,7 @@ const MAX_LOCK_ATTEMPTS: u32 = 20_000;
 /// After so many looks at the same lock word its owner is suspected.
 const PATIENCE: u32 = 40;
 
-/// The array of cells, as a subject of trials.
+/// The array of cells, as an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Cells {
     /// How many keys there are: 0 to this, exclusive.
@@ -56,16 +55,17 @@ pub struct Cells {
     pub bugs: Bugs,
 }
 
-impl Subject for Cells {
+impl Engine for Cells {
+    type Attached = Attached;
     type Index = Handle<CellsHandle>;
 
     fn name(&self) -> &'static str {
         "cells"
     }
 
-    async fn create(&self, pool: &Pool, endpoint: &Endpoint) -> Result<(), IndexError> {
+    async fn create(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<(), IndexError> {
         let op = endpoint.op();
-        let info = pool.create_index(&op, self.name(), self.name(), &[]).await?;
+        let info = pool.create_index(&op, index, self.name(), &[]).await?;
         let servers = pool.session().servers().to_vec();
         let geometry = Geometry { servers: servers.len() as u64, entry_bytes: CELL_BYTES as u64 };
         let chunk_bytes = pool.session().cluster().view().servers[0].chunk_bytes;
@@ -90,38 +90,38 @@ impl Subject for Cells {
         Ok(())
     }
 
-    async fn open(
-        &self,
-        pool: &Pool,
-        endpoint: &Endpoint,
-        handle: u16,
-    ) -> Result<Handle<CellsHandle>, IndexError> {
-        let op = endpoint.op();
-        let opened = Opened::open(&op, pool, self.name(), CELL_BYTES as u64).await?;
+    async fn attach(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<Attached, IndexError> {
+        Attached::new(&endpoint.op(), pool, index, self.name(), CELL_BYTES as u64).await
+    }
+
+    fn open(&self, attached: &Attached, endpoint: &Endpoint, handle: u16) -> Result<Self::Index, IndexError> {
         if u64::from(handle) >= INTENT_SLOTS {
             return Err(IndexError::BadValue {
                 why: format!("cells have room for {INTENT_SLOTS} handles a session"),
             });
         }
-        let handle = CellsHandle {
-            opened,
-            pool: pool.clone(),
-            endpoint: endpoint.clone(),
-            number: handle,
-            subject: *self,
-        };
-        Ok(Handle(handle))
+        let Attached { pool, opened } = attached.clone();
+        Ok(Handle(CellsHandle { opened, pool, endpoint: endpoint.clone(), number: handle, engine: *self }))
     }
 
-    async fn recover(&self, pool: &Pool, endpoint: &Endpoint, victim: SessionId) -> Result<(), IndexError> {
+    async fn recover(
+        &self,
+        attached: &Attached,
+        endpoint: &Endpoint,
+        victim: SessionId,
+    ) -> Result<(), IndexError> {
         let op = endpoint.op();
-        let opened = Opened::open(&op, pool, self.name(), CELL_BYTES as u64).await?;
-        recover(self, pool, &op, &opened, victim).await
+        let Attached { pool, opened } = attached;
+        recover(self, pool, &op, opened, victim).await
     }
 
-    async fn check(&self, pool: &Pool, endpoint: &Endpoint) -> Result<Vec<(Class, GlobalAddr)>, IndexError> {
+    async fn check(
+        &self,
+        attached: &Attached,
+        endpoint: &Endpoint,
+    ) -> Result<Vec<(Class, GlobalAddr)>, IndexError> {
         let op = endpoint.op();
-        let opened = Opened::open(&op, pool, self.name(), CELL_BYTES as u64).await?;
+        let Attached { pool, opened } = attached;
         for key in 0..self.keys {
             let addr = opened.addr(key);
             let place = Place { index: opened.info.id, addr };
@@ -180,7 +180,7 @@ pub struct CellsHandle {
     pool: Pool,
     endpoint: Endpoint,
     number: u16,
-    subject: Cells,
+    engine: Cells,
 }
 
 /// A lock that is held, and the cell as it was when it was taken.
@@ -198,7 +198,7 @@ impl super::Access for CellsHandle {
     }
 
     fn keys(&self) -> u64 {
-        self.subject.keys
+        self.engine.keys
     }
 
     fn max_value_bytes(&self) -> usize {
@@ -207,7 +207,7 @@ impl super::Access for CellsHandle {
 
     async fn fetch(&self, op: &Op, key: u64) -> Result<Option<Value>, IndexError> {
         let addr = self.opened.addr(key);
-        if self.subject.bugs.trust_single_read {
+        if self.engine.bugs.trust_single_read {
             let cell = surely::read(op, addr, CELL_BYTES).await?;
             return Ok(value_of(&cell[HEADER_BYTES..]));
         }
@@ -314,7 +314,7 @@ impl CellsHandle {
             }
             op.count_retry();
             if patience.tried(seen) {
-                if self.subject.bugs.steal_without_fence {
+                if self.engine.bugs.steal_without_fence {
                     marks::hit("stolen_without_fence");
                     expected = seen;
                     continue;
@@ -331,7 +331,7 @@ impl CellsHandle {
         if owner == self.pool.session().id() {
             return Ok(());
         }
-        recover(&self.subject, &self.pool, op, &self.opened, owner).await
+        recover(&self.engine, &self.pool, op, &self.opened, owner).await
     }
 
     fn intent_addr(&self, server: ServerId) -> Option<GlobalAddr> {
@@ -348,7 +348,7 @@ impl CellsHandle {
             let mut intent = op.endpoint().buf(INTENT_SLOT_BYTES);
             intent.set_word(HEADER_BYTES, held.addr.to_raw());
             intent[HEADER_BYTES + 8..].copy_from_slice(&cell);
-            self.place(self.subject.intent_key(held.lock)).seal(held.word.to_raw(), &mut intent);
+            self.place(self.engine.intent_key(held.lock)).seal(held.word.to_raw(), &mut intent);
             let mut batch = Batch::new(held.addr.server());
             batch.write(intent_addr, intent);
             batch.write(held.addr, cell);
@@ -400,7 +400,7 @@ impl Patience {
 
 /// Fences a session and finishes what it was in the middle of.
 async fn recover(
-    subject: &Cells,
+    engine: &Cells,
     pool: &Pool,
     op: &Op,
     opened: &Opened,
@@ -412,7 +412,7 @@ async fn recover(
                 let lock = lock_addr(*server, lock);
                 let word = LockWord::from_raw(surely::read_word(op, lock).await?);
                 if word.owner == victim {
-                    finish_write(subject, op, opened, estate, lock, word).await?;
+                    finish_write(engine, op, opened, estate, lock, word).await?;
                     surely::write_word(op, lock, word.released().to_raw()).await?;
                     marks::hit("lock_of_the_dead_released");
                 }
@@ -428,7 +428,7 @@ async fn recover(
 
 /// Carries out again what a dead session wrote, or was about to write, under the lock word `word`.
 async fn finish_write(
-    subject: &Cells,
+    engine: &Cells,
     op: &Op,
     opened: &Opened,
     estate: &Estate,
@@ -438,7 +438,7 @@ async fn finish_write(
     let Some(journal) = estate.journals.get(lock.server().index()) else { return Ok(()) };
     let slot = journal.add(RETIRE_SLOTS * 8 + u64::from(word.flags) * INTENT_SLOT_BYTES as u64);
     let intent = surely::read(op, slot, INTENT_SLOT_BYTES).await?;
-    let place = Place { index: opened.info.id, addr: subject.intent_key(lock) };
+    let place = Place { index: opened.info.id, addr: engine.intent_key(lock) };
     if place.version_if_whole(&intent) != Some(word.to_raw()) {
         return Ok(());
     }

@@ -59,8 +59,14 @@ struct Opened {
 }
 
 impl Opened {
-    async fn open(op: &Op, pool: &Pool, name: &str, entry_bytes: u64) -> Result<Self, IndexError> {
-        let info = pool.open_index(op, name, Some(name)).await?;
+    async fn open(
+        op: &Op,
+        pool: &Pool,
+        index: &str,
+        engine: &str,
+        entry_bytes: u64,
+    ) -> Result<Self, IndexError> {
+        let info = pool.open_index(op, index, Some(engine)).await?;
         let mut arrays = Vec::new();
         for server in pool.session().servers() {
             let word = surely::read_word(op, anchor_word(&info, *server)).await?;
@@ -72,6 +78,26 @@ impl Opened {
 
     fn addr(&self, entry: u64) -> GlobalAddr {
         self.geometry.addr(&self.arrays, entry)
+    }
+}
+
+/// A reference structure as one compute server has it.
+#[derive(Clone, Debug)]
+pub struct Attached {
+    pool: Pool,
+    opened: Opened,
+}
+
+impl Attached {
+    async fn new(
+        op: &Op,
+        pool: &Pool,
+        index: &str,
+        engine: &str,
+        entry_bytes: u64,
+    ) -> Result<Self, IndexError> {
+        let opened = Opened::open(op, pool, index, engine, entry_bytes).await?;
+        Ok(Self { pool: pool.clone(), opened })
     }
 }
 

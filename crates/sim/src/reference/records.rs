@@ -20,9 +20,8 @@
 //! Records never change once they are linked, and an operation's pin keeps those it can reach from being used again. So a record
 //! that is not whole, or not the one its slot meant, is damage, and is reported as such: readers rely on epochs alone.
 
-use super::{Bugs, Decide, Geometry, Handle, Opened, corrupt};
+use super::{Attached, Bugs, Decide, Geometry, Handle, Opened, corrupt};
 use crate::history::Value;
-use crate::subject::Subject;
 use farwood_fabric::control::{IndexId, Reply, Request};
 use farwood_fabric::{
     Batch, Buf, CallError, Endpoint, FabricError, GlobalAddr, Op, PackedAddr, RegionId, SessionId, marks,
@@ -30,7 +29,7 @@ use farwood_fabric::{
 use farwood_index::shared::heap::Class;
 use farwood_index::shared::surely;
 use farwood_index::shared::whole::{self, HEADER_BYTES, Place};
-use farwood_index::{IndexError, Pool};
+use farwood_index::{Engine, IndexError, Pool};
 use rustc_hash::FxHashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -80,7 +79,8 @@ fn class(index: IndexId) -> Class {
     Class { index, class: RECORD_CLASS, object_bytes: RECORD_BYTES }
 }
 
-impl Subject for Records {
+impl Engine for Records {
+    type Attached = Attached;
     type Index = Handle<RecordsHandle>;
 
     fn name(&self) -> &'static str {
@@ -91,9 +91,9 @@ impl Subject for Records {
         farwood_index::shared::heap::Sabotage { reuse_without_epoch: self.bugs.reuse_without_epoch }
     }
 
-    async fn create(&self, pool: &Pool, endpoint: &Endpoint) -> Result<(), IndexError> {
+    async fn create(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<(), IndexError> {
         let op = endpoint.op();
-        let info = pool.create_index(&op, self.name(), self.name(), &[]).await?;
+        let info = pool.create_index(&op, index, self.name(), &[]).await?;
         let servers = pool.session().servers().to_vec();
         let geometry = Geometry { servers: servers.len() as u64, entry_bytes: 8 };
         let chunk_bytes = pool.session().cluster().view().servers[0].chunk_bytes;
@@ -117,36 +117,43 @@ impl Subject for Records {
         Ok(())
     }
 
-    async fn open(&self, pool: &Pool, endpoint: &Endpoint, _handle: u16) -> Result<Self::Index, IndexError> {
-        let op = endpoint.op();
-        let opened = Opened::open(&op, pool, self.name(), 8).await?;
+    async fn attach(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<Attached, IndexError> {
+        Attached::new(&endpoint.op(), pool, index, self.name(), 8).await
+    }
+
+    fn open(&self, attached: &Attached, endpoint: &Endpoint, _: u16) -> Result<Self::Index, IndexError> {
         let hints = Arc::<Mutex<FxHashMap<u64, u64>>>::default();
         let dropped = Arc::downgrade(&hints);
+        let Attached { pool, opened } = attached.clone();
         pool.session().on_flush(move || {
             if let Some(hints) = dropped.upgrade() {
                 hints.lock().unwrap_or_else(PoisonError::into_inner).clear();
             }
         });
-        Ok(Handle(RecordsHandle {
-            opened,
-            pool: pool.clone(),
-            endpoint: endpoint.clone(),
-            subject: *self,
-            hints,
-        }))
+        Ok(Handle(RecordsHandle { opened, pool, endpoint: endpoint.clone(), engine: *self, hints }))
     }
 
-    async fn recover(&self, pool: &Pool, endpoint: &Endpoint, victim: SessionId) -> Result<(), IndexError> {
+    async fn recover(
+        &self,
+        attached: &Attached,
+        endpoint: &Endpoint,
+        victim: SessionId,
+    ) -> Result<(), IndexError> {
         // Nobody holds locks and nothing is ever half-done: only memory is left behind.
+        let pool = &attached.pool;
         if pool.recover::<IndexError>(&endpoint.op(), victim, async |_, _| Ok(())).await?.is_some() {
             marks::hit("session_recovered");
         }
         Ok(())
     }
 
-    async fn check(&self, pool: &Pool, endpoint: &Endpoint) -> Result<Vec<(Class, GlobalAddr)>, IndexError> {
+    async fn check(
+        &self,
+        attached: &Attached,
+        endpoint: &Endpoint,
+    ) -> Result<Vec<(Class, GlobalAddr)>, IndexError> {
         let op = endpoint.op();
-        let opened = Opened::open(&op, pool, self.name(), 8).await?;
+        let opened = &attached.opened;
         let mut reachable = Vec::new();
         for key in 0..self.keys {
             let slot = Slot { raw: op.read_word(opened.addr(key)).await? };
@@ -170,7 +177,7 @@ pub struct RecordsHandle {
     opened: Opened,
     pool: Pool,
     endpoint: Endpoint,
-    subject: Records,
+    engine: Records,
     /// Slot words as last seen, by key.
     hints: Arc<Mutex<FxHashMap<u64, u64>>>,
 }
@@ -302,7 +309,7 @@ impl super::Access for RecordsHandle {
     }
 
     fn keys(&self) -> u64 {
-        self.subject.keys
+        self.engine.keys
     }
 
     fn max_value_bytes(&self) -> usize {
@@ -311,7 +318,7 @@ impl super::Access for RecordsHandle {
 
     async fn fetch(&self, op: &Op, key: u64) -> Result<Option<Value>, IndexError> {
         let hint = self.hints().get(&key).and_then(|raw| Slot { raw: *raw }.record());
-        if let (true, Some(addr)) = (self.subject.bugs.trust_hint, hint) {
+        if let (true, Some(addr)) = (self.engine.bugs.trust_hint, hint) {
             return Ok(Some(value_in(&surely::read(op, addr, RECORD_LEN).await?)));
         }
         Ok(self.look(op, key).await?.1)

@@ -148,7 +148,7 @@ pub(super) async fn keep_writing(client: &Client) -> Outcome {
     }
     let late = client.session.endpoint()?;
     let refused = write_all(client, &late, 0, n).await;
-    let told = matches!(refused, Err(FabricError::Fenced { .. } | FabricError::PermissionDenied { .. }));
+    let told = matches!(refused, Err(FabricError::Fenced { .. }));
     ensure!(told, "a new endpoint of a fenced session writes: {refused:?}");
     let call = client.op().call(Target::Server(client.server(0)), WORK, encode(&Task::Whoami {})).await;
     ensure!(call.is_err(), "a fenced session's call ran");

@@ -174,8 +174,8 @@ impl Host {
 
     // --- connections ---
 
-    /// A gate for an endpoint of `session`. Nobody's endpoints, and those of a session that is not (or no longer) admitted,
-    /// can call but not touch memory.
+    /// A gate for an endpoint of `session`. Nobody's endpoints may call and no more; those of a session that is not (or no
+    /// longer) admitted find their gate closed.
     pub(crate) fn connect(
         &self,
         session: SessionId,
@@ -184,7 +184,8 @@ impl Host {
     ) -> Result<Opened, FabricError> {
         let mut admitted = lock(&self.admitted);
         let Some(entry) = admitted.get_mut(&session).filter(|entry| entry.term == term) else {
-            return Ok(Opened { gate: self.gates.closed(), permissions: Permissions::NONE });
+            let permissions = if session.is_none() { Permissions::NONE } else { Permissions::ALL };
+            return Ok(Opened { gate: self.gates.closed(), permissions });
         };
         let Some(gate) = self.gates.take(holder.as_deref()) else {
             return Err(FabricError::TooManyEndpoints { server: self.id() });

@@ -173,21 +173,23 @@ impl Connection {
         self.lost.load(Ordering::SeqCst)
     }
 
-    fn closed(&self) -> Opened {
+    /// What those get who may not pass. Nobody's endpoints have no rights; others are told why.
+    fn closed(&self, session: SessionId) -> Opened {
         let gate = Gate::new(&self.gates, 0).expect("there is at least one gate");
-        Opened { gate, permissions: Permissions::NONE }
+        let permissions = if session.is_none() { Permissions::NONE } else { Permissions::ALL };
+        Opened { gate, permissions }
     }
 
     /// A gate for an endpoint of `session`.
     pub(crate) fn connect(&self, session: SessionId, term: u64) -> Result<Opened, FabricError> {
         if session.is_none() || self.is_lost() {
-            return Ok(self.closed());
+            return Ok(self.closed(session));
         }
         let server = self.identity.server;
         let (gate, permissions) = match self.ask(|request| FromClient::Connect { request, session, term }) {
             Some(FromServer::Connected { gate, permissions, .. }) => (gate, permissions),
             Some(FromServer::NoGate { .. }) => return Err(FabricError::TooManyEndpoints { server }),
-            _ if self.is_lost() => return Ok(self.closed()),
+            _ if self.is_lost() => return Ok(self.closed(session)),
             _ => return Err(FabricError::Unknown { server }),
         };
         let Some(gate) = Gate::new(&self.gates, gate) else { return Err(FabricError::Unknown { server }) };

@@ -546,7 +546,9 @@ impl World {
         let permissions = admitted.filter(|(of, _)| *of == term).map(|(_, permissions)| *permissions);
         let state = if permissions.is_some() { ConnectionState::Open } else { ConnectionState::Closed };
         self.connections.push(Connection { session, group, server, state, near });
-        let table = self.servers[server].table.restricted_to(permissions.unwrap_or(Permissions::NONE));
+        // Nobody's endpoints have no rights; those of a fenced session are told that it was.
+        let otherwise = if session.is_none() { Permissions::NONE } else { Permissions::ALL };
+        let table = self.servers[server].table.restricted_to(permissions.unwrap_or(otherwise));
         (self.connections.len() - 1, table)
     }
 
