@@ -1,9 +1,15 @@
-//! The one binary. So far it runs trials in the simulator; memory servers, benchmarks and the store itself come with their
-//! transports and engines.
+//! The one binary. So far it runs trials in the simulator and measures transports; memory servers, benchmarks and the store
+//! itself come with their transports and engines.
 
 #![forbid(unsafe_code)]
 
+mod arena;
+mod fleet;
+mod litmus;
+mod probe;
+mod report;
 mod simulate;
+mod units;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -20,12 +26,18 @@ struct Arguments {
 enum Command {
     /// Try a structure in simulated worlds, under an adversary, and check everything it does
     Simulate(simulate::Arguments),
+    /// Measure what verbs, batches and calls cost on a transport, beside a baseline in the same run
+    Probe(probe::Arguments),
+    /// Test what a transport really does about atomicity and order, beside what is promised
+    Litmus(litmus::Arguments),
 }
 
 fn main() -> ExitCode {
     let Arguments { command } = Arguments::parse();
     let result = match command {
         Command::Simulate(arguments) => simulate::run(&arguments),
+        Command::Probe(arguments) => probe::run(&arguments),
+        Command::Litmus(arguments) => litmus::run(&arguments),
     };
     match result {
         Ok(code) => code,
