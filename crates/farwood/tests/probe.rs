@@ -69,10 +69,16 @@ fn simulated_rows_are_complete_and_the_same_every_time() {
 
 #[test]
 fn in_virtual_time_more_in_flight_is_more_done_and_a_fence_takes_twice_as_long() {
-    let arguments = ["--verbs", "cas,read-cas", "--depths", "1,16", "--ops", "2000"];
+    let arguments = ["--verbs", "cas,read-cas,call", "--depths", "1,16", "--ops", "2000"];
     let result = probe(&[&["--transport", "sim"], &arguments[..]].concat());
     let rate = |n: usize| rows(&result)[n]["rate_per_s"].as_f64().expect("a rate");
     assert!(rate(1) > 8.0 * rate(0), "16 in flight: {} against {}", rate(1), rate(0));
+    for row in rows(&result) {
+        // With one client, the time for each is what the rate says: of calls, which take a task each, too.
+        let product =
+            row["ns_per_op"].as_f64().expect("a time") * row["rate_per_s"].as_f64().expect("a rate");
+        assert!((0.8e9..1.25e9).contains(&product), "{row}");
+    }
     let ratio = rate(0) / rate(2);
     assert!((1.8..2.2).contains(&ratio), "the fence costs {ratio} times as much");
 }

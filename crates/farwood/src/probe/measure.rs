@@ -14,8 +14,10 @@ use farwood_fabric::clock::Nanos;
 use farwood_fabric::endpoint::Ticket;
 use farwood_fabric::{Endpoint, FabricError, GlobalAddr, Op, OpStats};
 use hdrhistogram::Histogram;
+use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::rc::Rc;
 use std::task::Poll;
 
 /// Accesses shorter than this are timed in blocks.
@@ -59,7 +61,8 @@ pub(super) struct Tally {
     pub(super) stats: OpStats,
     /// How many accesses were timed together.
     pub(super) block_ops: u64,
-    pub(super) windows: Windows,
+    /// The time of a client for each access, in one window after the other.
+    pub(super) ns_per_op: Vec<f64>,
 }
 
 /// How long accesses took on average, in one stretch of time after the other.
@@ -98,28 +101,16 @@ impl Windows {
 }
 
 impl Tally {
-    pub(super) fn new(block_ops: u64, start: Nanos) -> Result<Self, String> {
+    pub(super) fn new(block_ops: u64) -> Result<Self, String> {
         let latency_ps = Histogram::new_with_bounds(1, LONGEST_PS, 3).map_err(|error| error.to_string())?;
-        let windows = Windows::starting(start);
-        Ok(Self { ops: 0, elapsed_ns: 0, latency_ps, stats: OpStats::default(), block_ops, windows })
+        let (stats, ns_per_op) = (OpStats::default(), Vec::new());
+        Ok(Self { ops: 0, elapsed_ns: 0, latency_ps, stats, block_ops, ns_per_op })
     }
 
     /// Counts `ops` accesses that took from `before` until `now` together.
     fn record(&mut self, before: Nanos, now: Nanos, ops: u64) {
         self.ops += ops;
         self.latency_ps.saturating_record_n(((now - before).saturating_mul(1000) / ops).max(1), ops);
-        self.windows.count(now, ops);
-    }
-
-    fn finish(&mut self, start: Nanos, now: Nanos) {
-        self.elapsed_ns = now - start;
-        let windows = std::mem::take(&mut self.windows);
-        self.windows.ns_per_op = windows.finish(now);
-    }
-
-    /// The time of a client for each access.
-    pub(super) fn ns_per_op(&self) -> Vec<f64> {
-        self.windows.ns_per_op.clone()
     }
 
     /// Adds what another did at the same time.
@@ -128,7 +119,7 @@ impl Tally {
         self.elapsed_ns = self.elapsed_ns.max(other.elapsed_ns);
         self.stats += other.stats;
         self.block_ops = self.block_ops.max(other.block_ops);
-        self.windows.ns_per_op.extend(&other.windows.ns_per_op);
+        self.ns_per_op.extend(&other.ns_per_op);
         self.latency_ps.add(&other.latency_ps).map_err(|error| error.to_string())
     }
 }
@@ -139,6 +130,8 @@ struct Worker {
     arena: Arena,
     endpoint: Endpoint,
     walk: Walk,
+    /// Of the client: all its tasks count together.
+    windows: Rc<RefCell<Windows>>,
 }
 
 /// Runs client number `client` of a row.
@@ -150,31 +143,31 @@ pub(super) async fn client(
     meeting: &Meeting,
 ) -> Result<Tally, String> {
     let tasks = if job.access == Access::Call { job.depth } else { 1 };
+    let windows = Rc::<RefCell<Windows>>::default();
     let worker = |task: u32| {
         let mut job = job.clone();
         // The first ones take what cannot be shared evenly.
         job.ops = job.ops / u64::from(tasks) + u64::from(u64::from(task) < job.ops % u64::from(tasks));
         let walk = Walk::new(job.seed ^ u64::from(client) << 32 ^ u64::from(task) << 16 ^ 1, job.slots);
-        Worker { job, arena: arena.clone(), endpoint: endpoint.clone(), walk }
+        Worker { job, arena: arena.clone(), endpoint: endpoint.clone(), walk, windows: Rc::clone(&windows) }
     };
     let mut first = worker(0);
     let block_ops = first.warm_up().await.map_err(|error| error.to_string())?;
     meeting.gather(&endpoint).await?;
     let start = endpoint.now();
-    if tasks == 1 && job.depth > 1 {
-        return first.keep_in_flight(start, block_ops).await;
-    }
-    let others: Vec<_> = (1..tasks)
-        .map(|task| {
-            let worker = worker(task);
-            endpoint.spawn(worker.one_by_one(start, block_ops))
-        })
-        .collect();
-    let mut tally = first.one_by_one(start, block_ops).await?;
+    *windows.borrow_mut() = Windows::starting(start);
+    let others: Vec<_> =
+        (1..tasks).map(|task| endpoint.spawn(worker(task).one_by_one(start, block_ops))).collect();
+    let mut tally = if tasks == 1 && job.depth > 1 {
+        first.keep_in_flight(start, block_ops).await?
+    } else {
+        first.one_by_one(start, block_ops).await?
+    };
     for other in others {
         let other = other.await.map_err(|killed| killed.to_string())?;
         tally.merge(&other?)?;
     }
+    tally.ns_per_op = windows.take().finish(endpoint.now());
     Ok(tally)
 }
 
@@ -218,7 +211,7 @@ impl Worker {
 
     /// One access after the other, each depending on the one before.
     async fn one_by_one(mut self, start: Nanos, block_ops: u64) -> Result<Tally, String> {
-        let mut tally = Tally::new(block_ops, start)?;
+        let mut tally = Tally::new(block_ops)?;
         let (deadline, Job { access, bytes, ops, .. }) = (self.deadline(start), self.job.clone());
         let mut at = self.next(0);
         let mut now = self.endpoint.now();
@@ -234,18 +227,19 @@ impl Worker {
                 }
                 now = self.endpoint.now();
                 tally.record(before, now, count);
+                self.windows.borrow_mut().count(now, count);
             }
             tally.stats += op.stats();
             drop(op);
             self.endpoint.yield_now().await;
         }
-        tally.finish(start, now);
+        tally.elapsed_ns = now - start;
         Ok(tally)
     }
 
     /// Keeps `depth` accesses in flight.
     async fn keep_in_flight(mut self, start: Nanos, block_ops: u64) -> Result<Tally, String> {
-        let mut tally = Tally::new(block_ops, start)?;
+        let mut tally = Tally::new(block_ops)?;
         let (deadline, ops) = (self.deadline(start), self.job.ops);
         while tally.ops < ops && self.endpoint.now() < deadline {
             let endpoint = self.endpoint.clone();
@@ -256,7 +250,7 @@ impl Worker {
             drop(op);
             endpoint.yield_now().await;
         }
-        tally.finish(start, self.endpoint.now());
+        tally.elapsed_ns = self.endpoint.now() - start;
         Ok(tally)
     }
 
@@ -296,7 +290,9 @@ impl Worker {
             }
             posted += block;
             if done > 0 {
-                tally.record(before, self.endpoint.now(), done);
+                let now = self.endpoint.now();
+                tally.record(before, now, done);
+                self.windows.borrow_mut().count(now, done);
             }
         }
         while !flying.is_empty() {
@@ -318,7 +314,9 @@ impl Worker {
                     Poll::Ready(result) => {
                         let (posted_at, _) = flying.swap_remove(n);
                         result?;
-                        tally.record(posted_at, self.endpoint.now(), 1);
+                        let now = self.endpoint.now();
+                        tally.record(posted_at, now, 1);
+                        self.windows.borrow_mut().count(now, 1);
                     }
                     Poll::Pending => n += 1,
                 }

@@ -215,7 +215,7 @@ fn row(
         seed: plan.seed,
         is_virtual,
     };
-    let mut sums = Tally::new(1, 0)?;
+    let mut sums = Tally::new(1)?;
     let (mut raw, mut rates) = (Vec::new(), Vec::new());
     for slice in 0..slices {
         job.seed = plan.seed ^ u64::from(slice) << 48;
@@ -238,7 +238,7 @@ fn row(
         None if raw.is_empty() => None,
         None => Some(Baseline { name: raw::name(access, job.bytes), ns: median(raw), is_latency: false }),
     };
-    Ok(Row::new(&job, plan.clients, &sums, (median(rates), median(sums.ns_per_op())), beside))
+    Ok(Row::new(&job, plan.clients, &sums, (median(rates), median(sums.ns_per_op.clone())), beside))
 }
 
 /// One slice of a row: all clients at once.

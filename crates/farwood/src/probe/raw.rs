@@ -69,7 +69,13 @@ impl Raw {
             }
             _ => {
                 let (bytes, words) = (&self.bytes[..], &self.words[..]);
-                on_threads(clients, |client| Ok(loads(job, walk(client), bytes, words)))
+                on_threads(clients, |client| {
+                    Ok(if job.depth == 1 {
+                        loads::<true>(job, walk(client), bytes, words)
+                    } else {
+                        loads::<false>(job, walk(client), bytes, words)
+                    })
+                })
             }
         };
         Ok(all(spans)?.concat())
@@ -95,8 +101,9 @@ fn repeat(job: &Job, mut access: impl FnMut()) -> Vec<f64> {
     }
 }
 
-/// Accesses that bring something: the next place depends on it, at depth 1.
-fn loads(job: &Job, walk: Walk, bytes: &[u8], words: &[AtomicU64]) -> Vec<f64> {
+/// Accesses that bring something, on which the next place depends or not. Two functions, since whatever chooses at run time
+/// may become an instruction that waits for the word.
+fn loads<const DEPENDENT: bool>(job: &Job, walk: Walk, bytes: &[u8], words: &[AtomicU64]) -> Vec<f64> {
     let mut walk = walk.over(bytes.len() as u64 / job.stride);
     let mut into = vec![0u8; job.bytes.max(8)];
     let stride = index(job.stride);
@@ -122,8 +129,7 @@ fn loads(job: &Job, walk: Walk, bytes: &[u8], words: &[AtomicU64]) -> Vec<f64> {
             Access::Write | Access::WriteWrite | Access::Call => 0,
         };
         let seen = black_box(seen);
-        // A branch, which the processor predicts: an AND with 0 would still wait for the word.
-        at = index(if job.depth == 1 { walk.next(seen) } else { walk.next(0) }) * stride;
+        at = index(walk.next(if DEPENDENT { seen } else { 0 })) * stride;
     })
 }
 
