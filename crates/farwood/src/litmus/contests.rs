@@ -1,9 +1,10 @@
 //! Races in which all clients do the same: the two-word litmus tests, and atomics.
 
 use super::judge::{Count, Two, compare};
-use super::scenes::{Bounds, COUNTER_AT, FLAG_AT, YIELD_EVERY};
+use super::scenes::{Bounds, COUNTER_AT, DATA_AT, FLAG_AT, YIELD_EVERY};
 use crate::arena::Arena;
 use crate::fleet::{Fleet, Meeting, all, with_session};
+use crate::units::index;
 use farwood_fabric::clock::MICROSECOND;
 use farwood_fabric::verb::Verb;
 use farwood_fabric::{Batch, Endpoint, FabricError, GlobalAddr, Op};
@@ -14,11 +15,15 @@ const MOST_NOTES: u64 = 1 << 20;
 /// Bits of a word that belong to one client of the masked CAS.
 const FIELD_BITS: u32 = 16;
 const FIELDS: u32 = 64 / FIELD_BITS;
+/// Two blocks, between the words and the data of other tests, that only give a transport something to do.
+const BLOCKS_AT: u64 = 2048;
+const BLOCK_BYTES: u64 = 1024;
+const _: () = assert!(COUNTER_AT + 64 <= BLOCKS_AT && BLOCKS_AT + 2 * BLOCK_BYTES <= DATA_AT);
 
 /// What every client does, again and again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Contest {
-    /// WRITE mine, READ yours, in one batch.
+    /// WRITE mine, READ yours, in one batch, by itself and among others.
     WriteRead,
     /// FAA mine, READ yours, in one batch.
     FaaRead,
@@ -73,12 +78,13 @@ pub(super) fn compete(
 ) -> Result<Count, String> {
     let clients = clients.min(contest.most_clients());
     let meeting = Meeting::of(clients);
-    let notes = all(fleet.run(clients, |index, cluster| {
+    let notes = all(fleet.run(clients, |number, cluster| {
         let (arena, meeting) = (arena.clone(), Arc::clone(&meeting));
         async move {
             let body = async |meeting: &Meeting| {
                 with_session(&cluster, async |endpoint| {
-                    let client = Client { contest, arena, endpoint: endpoint.clone(), index, clients };
+                    let client =
+                        Client { contest, arena, endpoint: endpoint.clone(), index: number, clients };
                     client.compete(bounds, meeting).await
                 })
                 .await
@@ -193,9 +199,19 @@ impl Client {
                 batch.faa(mine, 1);
                 batch.read(yours, 8)
             }
-            _ => {
+            _ if round % 2 == 0 => {
                 batch.write_word(mine, round);
                 batch.read(yours, 8)
+            }
+            _ => {
+                // Much to write before, to lines that the other has just read: the word's turn comes late, and a READ that
+                // does not wait for it overtakes it.
+                let block = |who: u32| self.arena.at(0, BLOCKS_AT + u64::from(who) * BLOCK_BYTES);
+                batch.write(block(self.index), self.endpoint.buf(index(BLOCK_BYTES)));
+                batch.write_word(mine, round);
+                let read = batch.read(yours, 8);
+                batch.read(block(u32::from(self.index == 0)), index(BLOCK_BYTES));
+                read
             }
         };
         Ok(op.submit(batch).await?.take(read).word(0))

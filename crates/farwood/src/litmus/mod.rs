@@ -34,7 +34,7 @@ const SEALED_BYTES: [usize; 2] = [256, 4096];
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {
-    /// What to test: local, local:2x256MiB (servers x memory), sim, shm, shm://PATH[,PATH]
+    /// What to test: local, local:2x256MiB (servers x memory), sim, shm, shm://PATH,PATH,...
     #[arg(long, value_name = "URL")]
     transport: String,
 

@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// Where flags and counters are, and where the data begins: far apart, so that nothing shares a line.
 pub(super) const FLAG_AT: u64 = 0;
 pub(super) const COUNTER_AT: u64 = 1024;
-const DATA_AT: u64 = 4096;
+pub(super) const DATA_AT: u64 = 4096;
 /// Bytes of a message.
 const MESSAGE_BYTES: usize = 512;
 /// How many lines of a block the writer of `ReadOrder` writes.

@@ -35,7 +35,7 @@ const MAX_ACCESS_BYTES: u64 = 64 << 20;
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {
-    /// What to measure: local, local:2x256MiB (servers x memory), sim, shm, shm://PATH[,PATH]
+    /// What to measure: local, local:2x256MiB (servers x memory), sim, shm, shm://PATH,PATH,...
     #[arg(long, value_name = "URL")]
     transport: String,
 
