@@ -1,7 +1,13 @@
-//! The one binary: memory servers, and trials in the simulator; benchmarks and the store itself come with their engines.
+//! The one binary: memory servers, what measures and tests transports, and trials in the simulator; benchmarks and the store
+//! itself come with their engines.
 
 #![forbid(unsafe_code)]
 
+mod arena;
+mod fleet;
+mod litmus;
+mod probe;
+mod report;
 mod serve;
 mod simulate;
 mod units;
@@ -23,6 +29,10 @@ enum Command {
     Serve(serve::Arguments),
     /// Try a structure in simulated worlds, under an adversary, and check everything it does
     Simulate(simulate::Arguments),
+    /// Measure what verbs, batches and calls cost on a transport, beside a baseline in the same run
+    Probe(probe::Arguments),
+    /// Test what a transport really does about atomicity and order, beside what is promised
+    Litmus(litmus::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -31,6 +41,8 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Simulate(arguments) => simulate::run(&arguments),
+        Command::Probe(arguments) => probe::run(&arguments),
+        Command::Litmus(arguments) => litmus::run(&arguments),
     };
     match result {
         Ok(code) => code,

@@ -1,6 +1,7 @@
 //! `farwood simulate`: many trials from many seeds, or one trial from its text; a failure is shrunk and printed as a line that
 //! replays it.
 
+use crate::report::unless_broken_pipe;
 use clap::ValueEnum;
 use farwood_fabric::clock::RealClock;
 use farwood_fabric::transport::sim::Sabotage;
@@ -189,16 +190,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     }
     let written = sum.print(clock.now() as f64 / 1e9, &mut io::stdout());
     unless_broken_pipe(written).map(|()| ExitCode::SUCCESS)
-}
-
-/// Whoever reads the output may stop reading; anything else that keeps it from being written is said.
-fn unless_broken_pipe(written: io::Result<()>) -> Result<(), String> {
-    match written {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(format!("cannot write the result: {error}"))
-        }
-        _ => Ok(()),
-    }
 }
 
 fn report_failure(

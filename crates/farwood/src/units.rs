@@ -1,4 +1,4 @@
-//! Sizes and times as people write and read them: `64`, `1KiB`, `64MiB` in; `1 KiB`, `1.23 us` out.
+//! Sizes and times as people write and read them: `64`, `1KiB`, `64MiB`, lists of them, seconds in; `1 KiB`, `1.23 us` out.
 //!
 //! Only binary units are taken: `1K` and `1KB` mean different things to different people, so they are refused.
 
@@ -6,6 +6,9 @@ use std::str::FromStr;
 
 /// The units, largest first.
 const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+
+/// Longer than this nobody waits for one row or test.
+const MAX_SECONDS: f64 = 3600.0;
 
 /// A number of bytes, at least one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -71,6 +74,30 @@ fn three_digits(number: f64) -> String {
     }
 }
 
+/// Refuses a time that is none, or too long to wait for.
+pub(crate) fn check_seconds(seconds: Option<f64>) -> Result<(), String> {
+    match seconds {
+        Some(seconds) if !(seconds > 0.0 && seconds <= MAX_SECONDS) => {
+            Err(format!("--seconds: {seconds} is not above 0 and at most {MAX_SECONDS}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The nanoseconds of a checked number of seconds.
+pub(crate) fn nanos(seconds: f64) -> u64 {
+    u64::try_from(std::time::Duration::from_secs_f64(seconds).as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// What stands between the commas.
+pub(crate) fn list<T>(
+    name: &str,
+    text: &str,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<Vec<T>, String> {
+    text.split(',').map(|item| parse(item).map_err(|why| format!("{name}: {why}"))).collect()
+}
+
 /// An offset or length as an index. What is addressed here is mapped, so it fits.
 pub(crate) fn index(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
@@ -122,6 +149,21 @@ mod tests {
         {
             assert_eq!(Size(bytes).to_string(), text);
         }
+    }
+
+    #[test]
+    fn lists_name_what_is_wrong_with_them() {
+        let sizes = |text| list("--sizes", text, str::parse::<Size>);
+        assert_eq!(sizes("8,1KiB"), Ok(vec![Size(8), Size(1024)]));
+        assert!(sizes("8,,9").is_err_and(|why| why.starts_with("--sizes: ")));
+    }
+
+    #[test]
+    fn seconds_are_some_and_not_too_many() {
+        assert!([None, Some(0.001), Some(3600.0)].into_iter().all(|seconds| check_seconds(seconds).is_ok()));
+        let wrong = [0.0, -1.0, f64::NAN, f64::INFINITY, 3601.0];
+        assert!(wrong.into_iter().all(|seconds| check_seconds(Some(seconds)).is_err()));
+        assert_eq!(nanos(0.25), 250_000_000);
     }
 
     #[test]

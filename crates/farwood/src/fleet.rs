@@ -1,0 +1,420 @@
+//! Where `probe` and `litmus` run: turns the text of `--transport` into something that runs clients.
+//!
+//! On a real transport a client is a thread with an executor of its own; in a simulated world it is a process of that
+//! world, and time is virtual. The body of a client is the same code in both.
+
+use crate::units::Size;
+use farwood_fabric::clock::{MICROSECOND, Nanos};
+use farwood_fabric::procedure::ProcedureSet;
+use farwood_fabric::region::PoolId;
+use farwood_fabric::server::ServerLogic;
+use farwood_fabric::transport::local::LocalCluster;
+use farwood_fabric::transport::sim::{FaultPlan, Sim, SimConfig};
+use farwood_fabric::{Cluster, Endpoint, Executor, ServerId, Session, SessionOptions};
+use farwood_memory::{MemoryServer, ServerConfig};
+use std::future::Future;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// The ways to far memory that a user can name.
+pub(crate) const TRANSPORTS: &str = "local, local:2x256MiB, sim, sim:2x256MiB, shm, shm://PATH[,PATH]";
+/// How often a lease is renewed while it runs.
+const HEARTBEATS_PER_LEASE: u64 = 4;
+/// How long a client waits for the others before it looks again.
+const GATE_NS: Nanos = 20 * MICROSECOND;
+/// More clients than this no machine here has threads for.
+pub(crate) const MAX_CLIENTS: u32 = 256;
+
+/// A transport as named by the user.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Transport {
+    /// Memory servers inside this process.
+    Local(Option<Shape>),
+    /// Memory servers in a simulated world.
+    Sim(Option<Shape>),
+    /// Shared memory, with servers started for the occasion.
+    Shm,
+    /// Shared memory of servers that run, by the paths of their sockets.
+    ShmAt(Vec<String>),
+}
+
+/// How many servers, and how much memory each has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Shape {
+    servers: u16,
+    bytes: u64,
+}
+
+impl FromStr for Transport {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let unknown = || format!("--transport: '{text}' is not understood; there are {TRANSPORTS}");
+        if let Some(paths) = text.strip_prefix("shm://") {
+            let paths: Vec<String> = paths.split(',').map(str::to_owned).collect();
+            return if paths.iter().any(String::is_empty) { Err(unknown()) } else { Ok(Self::ShmAt(paths)) };
+        }
+        let (name, shape) = match text.split_once(':') {
+            Some((name, shape)) => (name, Some(shape)),
+            None => (text, None),
+        };
+        let shape = shape.map(|shape| parse_shape(shape).ok_or_else(unknown)).transpose()?;
+        match (name, shape) {
+            ("local", shape) => Ok(Self::Local(shape)),
+            ("sim", shape) => Ok(Self::Sim(shape)),
+            ("shm", None) => Ok(Self::Shm),
+            _ => Err(unknown()),
+        }
+    }
+}
+
+/// `2x256MiB`.
+fn parse_shape(text: &str) -> Option<Shape> {
+    let (servers, bytes) = text.split_once('x')?;
+    let servers = servers.parse().ok().filter(|servers| (1..=ServerId::MAX + 1).contains(servers))?;
+    Some(Shape { servers, bytes: bytes.parse::<Size>().ok()?.0 })
+}
+
+/// Memory servers, and a way to run clients of theirs.
+#[derive(Debug)]
+pub(crate) struct Fleet {
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    Real(Cluster),
+    Sim { sim: Sim, idle_round_trip_ns: f64 },
+}
+
+impl Fleet {
+    /// Starts or finds the servers. Where it is up to us how much memory they have, it is `arena_bytes` altogether; `more_bytes`
+    /// is what the caller will need in this process besides.
+    pub(crate) fn open(
+        transport: &Transport,
+        arena_bytes: u64,
+        more_bytes: u64,
+        seed: u64,
+    ) -> Result<Self, String> {
+        let place = match transport {
+            Transport::Local(shape) => {
+                let logics = servers(*shape, arena_bytes, more_bytes)?;
+                let started = LocalCluster::start(logics).map_err(|error| format!("--transport: {error}"))?;
+                Place::Real(started)
+            }
+            Transport::Sim(shape) => {
+                let logics = servers(*shape, arena_bytes, more_bytes)?;
+                simulated(logics, seed)?
+            }
+            Transport::Shm | Transport::ShmAt(_) => {
+                return Err("--transport: shm is not available yet".to_owned());
+            }
+        };
+        Ok(Self { place })
+    }
+
+    /// Whether time is the simulator's.
+    pub(crate) fn is_virtual(&self) -> bool {
+        matches!(self.place, Place::Sim { .. })
+    }
+
+    /// What a round trip takes in the simulated world when nothing else happens.
+    pub(crate) fn idle_round_trip_ns(&self) -> Option<f64> {
+        match self.place {
+            Place::Sim { idle_round_trip_ns, .. } => Some(idle_round_trip_ns),
+            Place::Real(_) => None,
+        }
+    }
+
+    pub(crate) fn cluster(&self) -> Cluster {
+        match &self.place {
+            Place::Real(cluster) => cluster.clone(),
+            Place::Sim { sim, .. } => sim.cluster(),
+        }
+    }
+
+    /// Runs `clients` clients at once; what became of each, in order.
+    pub(crate) fn run<T, F>(
+        &self,
+        clients: u32,
+        body: impl Fn(u32, Cluster) -> F + Sync,
+    ) -> Vec<Result<T, String>>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, String>> + 'static,
+    {
+        match &self.place {
+            Place::Real(cluster) => on_threads(clients, |index| {
+                let executor = Executor::new();
+                let result = executor.block_on(body(index, cluster.clone()));
+                executor.clear();
+                result
+            }),
+            Place::Sim { sim, .. } => {
+                let tasks: Vec<_> =
+                    (0..clients).map(|index| sim.spawn_client(body(index, sim.cluster()))).collect();
+                let ended = sim.run(async move {
+                    let mut results = Vec::new();
+                    for task in tasks {
+                        results.push(task.await.unwrap_or_else(|killed| Err(killed.to_string())));
+                    }
+                    results
+                });
+                ended.unwrap_or_else(|stop| vec![Err(format!("the simulated world stopped: {stop}"))])
+            }
+        }
+    }
+
+    /// Runs one client.
+    pub(crate) fn run_one<T, F>(&self, body: impl Fn(Cluster) -> F + Sync) -> Result<T, String>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, String>> + 'static,
+    {
+        all(self.run(1, |_, cluster| body(cluster)))?.pop().ok_or_else(|| "the client did not run".to_owned())
+    }
+}
+
+/// What all clients brought, or the first failure.
+pub(crate) fn all<T>(results: Vec<Result<T, String>>) -> Result<Vec<T>, String> {
+    // Whoever only stopped because another failed is not the one to quote.
+    let failure =
+        results.iter().filter_map(|result| result.as_ref().err()).min_by_key(|why| *why == ANOTHER_FAILED);
+    match failure {
+        Some(why) => Err(why.clone()),
+        None => Ok(results.into_iter().flatten().collect()),
+    }
+}
+
+/// One thread for each client, all at once; results in order. A panic is that client's failure.
+pub(crate) fn on_threads<T: Send>(
+    clients: u32,
+    body: impl Fn(u32) -> Result<T, String> + Sync,
+) -> Vec<Result<T, String>> {
+    let body = &body;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..clients).map(|index| scope.spawn(move || body(index))).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, _>| thread.join();
+        threads.into_iter().map(|t| join(t).unwrap_or_else(|_| Err("a client panicked".to_owned()))).collect()
+    })
+}
+
+/// The logic of fresh memory servers with room for `arena_bytes`, or as the user shaped them.
+fn servers(
+    shape: Option<Shape>,
+    arena_bytes: u64,
+    more_bytes: u64,
+) -> Result<Vec<Arc<dyn ServerLogic>>, String> {
+    let config = |n, servers, bytes| ServerConfig::new(PoolId(1), ServerId::new(n), servers, bytes);
+    let chunk = config(0, 1, 1).chunk_bytes;
+    let whole = || arena_bytes.checked_next_multiple_of(chunk);
+    let Shape { servers, bytes } = match shape {
+        Some(shape) => shape,
+        None => Shape { servers: 1, bytes: whole().unwrap_or(u64::MAX) },
+    };
+    let needed = bytes.checked_mul(u64::from(servers)).and_then(|bytes| bytes.checked_add(more_bytes));
+    if let Some(available) = available_memory() {
+        if needed.is_none_or(|needed| needed > available) {
+            let needed =
+                needed.map_or("more than can be counted".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
+            return Err(format!(
+                "{needed} of memory needed, {} MiB available; ask for less",
+                available >> 20
+            ));
+        }
+    }
+    let start = |n| {
+        let server = MemoryServer::new(config(n, servers, bytes), ProcedureSet::default());
+        server
+            .map(|server| Arc::new(server) as Arc<dyn ServerLogic>)
+            .map_err(|error| format!("--transport: {error}"))
+    };
+    (0..servers).map(start).collect()
+}
+
+/// How much memory can be used without pushing others out, where the system says so.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// The simulated world. This is the one place that decides what kind of world it is: so far the adversary's.
+fn simulated(logics: Vec<Arc<dyn ServerLogic>>, seed: u64) -> Result<Place, String> {
+    // The rows bound the work, each by itself.
+    let config = SimConfig { max_events: u64::MAX, max_virtual_ns: u64::MAX, ..SimConfig::adversarial(seed) };
+    let latency = config.latency;
+    // Two ways, each between the least and the usual most.
+    let idle_round_trip_ns = (latency.min_ns + latency.max_ns) as f64;
+    let sim =
+        Sim::new(config, FaultPlan::default(), logics).map_err(|error| format!("--transport: {error}"))?;
+    Ok(Place::Sim { sim, idle_round_trip_ns })
+}
+
+/// Opens a session for one client, keeps it alive while `body` runs, and closes it, also after a failure.
+pub(crate) async fn with_session<T>(
+    cluster: &Cluster,
+    body: impl AsyncFnOnce(&Endpoint) -> Result<T, String>,
+) -> Result<T, String> {
+    let session =
+        Session::open(cluster, SessionOptions::default()).await.map_err(|error| error.to_string())?;
+    let endpoint = session.endpoint().map_err(|error| error.to_string())?;
+    if session.lease_ns() > 0 {
+        session.keep_alive(&endpoint, session.lease_ns() / HEARTBEATS_PER_LEASE);
+    }
+    let result = body(&endpoint).await;
+    let closed = session.close(&endpoint).await.map_err(|error| error.to_string());
+    let value = result?;
+    closed.map(|()| value)
+}
+
+const ANOTHER_FAILED: &str = "another client failed";
+
+/// What clients that work together know of each other: who is there, who is done, whether one failed.
+#[derive(Debug)]
+pub(crate) struct Meeting {
+    expected: u32,
+    came: AtomicU32,
+    done: AtomicU32,
+    failed: AtomicBool,
+}
+
+impl Meeting {
+    pub(crate) fn of(expected: u32) -> Arc<Self> {
+        let (came, done, failed) = (AtomicU32::new(0), AtomicU32::new(0), AtomicBool::new(false));
+        Arc::new(Self { expected, came, done, failed })
+    }
+
+    /// Runs a client's body. If it ends in any other way than by success, the others are told.
+    pub(crate) async fn attend<T>(
+        &self,
+        body: impl AsyncFnOnce(&Self) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let mut absence = Absence { meeting: self, excused: false };
+        let result = body(self).await;
+        absence.excused = result.is_ok();
+        result
+    }
+
+    /// Waits until everybody has come.
+    pub(crate) async fn gather(&self, endpoint: &Endpoint) -> Result<(), String> {
+        self.came.fetch_add(1, Ordering::SeqCst);
+        while self.came.load(Ordering::SeqCst) < self.expected {
+            self.check()?;
+            endpoint.sleep(GATE_NS).await;
+        }
+        Ok(())
+    }
+
+    /// Fails if another client has.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if self.failed.load(Ordering::SeqCst) { Err(ANOTHER_FAILED.to_owned()) } else { Ok(()) }
+    }
+
+    /// How many have done what they came for.
+    pub(crate) fn done(&self) -> u32 {
+        self.done.load(Ordering::SeqCst)
+    }
+
+    /// Says that this client is done.
+    pub(crate) fn finish(&self) {
+        self.done.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Tells the others when a client goes away in the middle of things.
+struct Absence<'a> {
+    meeting: &'a Meeting,
+    excused: bool,
+}
+
+impl Drop for Absence<'_> {
+    fn drop(&mut self) {
+        if !self.excused {
+            self.meeting.failed.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transports_are_read() {
+        let shape = Some(Shape { servers: 2, bytes: 256 << 20 });
+        for (text, transport) in [
+            ("local", Transport::Local(None)),
+            ("local:2x256MiB", Transport::Local(shape)),
+            ("sim", Transport::Sim(None)),
+            ("sim:2x256MiB", Transport::Sim(shape)),
+            ("shm", Transport::Shm),
+            ("shm:///run/a,/run/b", Transport::ShmAt(vec!["/run/a".into(), "/run/b".into()])),
+        ] {
+            assert_eq!(text.parse(), Ok(transport), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_transport_is_refused() {
+        for text in [
+            "",
+            "tcp",
+            "LOCAL",
+            "local:",
+            "local:2",
+            "local:0x1MiB",
+            "local:2x0",
+            "local:9999x1MiB",
+            "shm:1x1MiB",
+            "shm://",
+            "shm://a,,b",
+        ] {
+            assert!(text.parse::<Transport>().is_err(), "{text}");
+        }
+    }
+
+    fn fleets() -> [Fleet; 2] {
+        ["local", "sim"].map(|text| Fleet::open(&text.parse().unwrap(), 1, 0, 7).unwrap())
+    }
+
+    #[test]
+    fn results_come_in_the_order_of_clients() {
+        for fleet in fleets() {
+            let results = fleet.run(3, |index, cluster| async move {
+                with_session(&cluster, async |endpoint| {
+                    endpoint.sleep(u64::from(3 - index) * MICROSECOND).await;
+                    Ok(index)
+                })
+                .await
+            });
+            assert_eq!(all(results), Ok(vec![0, 1, 2]));
+        }
+    }
+
+    #[test]
+    fn who_waits_for_a_client_that_failed_is_told_and_the_cause_is_quoted() {
+        for fleet in fleets() {
+            let meeting = Meeting::of(2);
+            let results: Vec<Result<(), String>> = fleet.run(2, |index, cluster| {
+                let meeting = Arc::clone(&meeting);
+                async move {
+                    with_session(&cluster, async |endpoint| {
+                        let body = async |meeting: &Meeting| {
+                            if index == 1 {
+                                Err("no luck".to_owned())
+                            } else {
+                                meeting.gather(endpoint).await
+                            }
+                        };
+                        meeting.attend(body).await
+                    })
+                    .await
+                }
+            });
+            assert_eq!(all(results), Err("no luck".to_owned()));
+        }
+    }
+}
