@@ -1,7 +1,7 @@
 //! `farwood serve`: one memory server as a process, until it is told to stop.
 //!
 //! It prints one line when clients can connect, with the URL they connect to; what happens later goes to standard error as
-//! log lines. SIGTERM and SIGINT end it: the socket is removed, clients are told, and memory that is not kept is gone with
+//! log lines. SIGTERM and SIGINT (or, if wanted, the end of standard input) end it: the socket is removed, clients are told, and memory that is not kept is gone with
 //! the last process that maps it.
 
 use crate::units::Size;
@@ -55,6 +55,10 @@ pub(crate) struct Arguments {
     /// How many client sessions there can be at a time
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=60_000))]
     sessions: u16,
+
+    /// Stop when standard input closes, too: for those who start servers that are to end with them
+    #[arg(long)]
+    stop_with_stdin: bool,
 
     /// Take only clients that know what is in this file
     #[arg(long, value_name = "FILE")]
@@ -112,6 +116,15 @@ pub(crate) fn read_token(file: Option<&Path>) -> Result<Vec<u8>, String> {
     Ok(token)
 }
 
+/// Ends the server when nobody can write to its standard input any more.
+#[expect(clippy::disallowed_methods, reason = "a thread that waits for the outside world")]
+fn stop_with_stdin() {
+    std::thread::spawn(|| {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        let _ = signal_hook::low_level::raise(SIGTERM);
+    });
+}
+
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     // From here on a signal ends the server in good order, however early it comes.
     let mut signals =
@@ -138,9 +151,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         place.display()
     );
     let _ = std::io::stdout().flush();
-    if let Some(signal) = signals.forever().next() {
-        tracing::info!("stopped by signal {signal}");
+    if arguments.stop_with_stdin {
+        stop_with_stdin();
     }
+    signals.forever().next();
     drop(server);
     Ok(ExitCode::SUCCESS)
 }

@@ -88,7 +88,7 @@ fn the_same_world_gives_the_same_counts() {
 /// Threads may share a core, so that nothing races; but whatever does must hold.
 #[test]
 fn on_threads_no_promise_is_broken() {
-    for transport in ["local", "local:2x8MiB"] {
+    for transport in ["local", "local:2x8MiB", "shm"] {
         let result = litmus(&["--transport", transport, "--rounds", "3000", "--sizes", "256,64KiB"]);
         assert_eq!((&result["virtual"], &result["broken"]), (&false.into(), &0.into()));
         for property in PROMISED {
@@ -103,7 +103,7 @@ fn on_threads_no_promise_is_broken() {
 fn nonsense_is_refused_in_one_clear_line() {
     for (arguments, expected) in [
         (&["--transport", "tcp://a:1"][..], "'tcp://a:1' is not understood"),
-        (&["--transport", "shm"], "shm is not available yet"),
+        (&["--transport", "shm:///no/such.sock"], "there is no socket /no/such.sock"),
         (&["--transport", "sim", "--clients", "1"], "--clients: a race needs 2"),
         (&["--transport", "sim", "--sizes", "100"], "--sizes: 100 B is no multiple of 64"),
         (&["--transport", "sim", "--sizes", "2MiB"], "--sizes: 2 MiB"),

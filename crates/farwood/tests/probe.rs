@@ -46,6 +46,12 @@ fn local_rows_are_complete_and_their_round_trips_exact() {
     );
 }
 
+/// The servers are processes of their own, and are gone afterwards.
+#[test]
+fn shared_memory_rows_are_complete_and_nothing_is_left_behind() {
+    check_rows(&probe(&[&["--transport", "shm:2x16MiB", "--clients", "2"], &FEW[..]].concat()), 2);
+}
+
 #[test]
 fn several_servers_share_the_working_set() {
     check_rows(&probe(&[&["--transport", "local:3x16MiB"], &FEW[..]].concat()), 1);
@@ -113,8 +119,9 @@ fn nonsense_is_refused_in_one_clear_line() {
     for (arguments, expected) in [
         (&["--transport", "pigeon"][..], "'pigeon' is not understood"),
         (&["--transport", "local:0x1MiB"], "is not understood"),
-        (&["--transport", "shm"], "shm is not available yet"),
-        (&["--transport", "shm:///run/farwood"], "shm is not available yet"),
+        (&["--transport", "shm:///no/such.sock"], "there is no socket /no/such.sock"),
+        (&["--transport", "shm:1x100000GiB"], "of memory needed"),
+        (&["--transport", "local", "--token-file", "/no/such"], "--token-file"),
         (&["--transport", "local:2x100000GiB"], "of memory needed"),
         (&["--transport", "local", "--working-set", "16777216TiB"], "more than can be counted"),
         (&["--transport", "local", "--working-set", "16000000TiB"], "memory needed"),
@@ -141,6 +148,6 @@ fn nonsense_is_refused_in_one_clear_line() {
 fn a_refusal_leaves_an_earlier_result_alone() {
     let path = JsonPath::new();
     std::fs::write(path.path(), "earlier").expect("a file");
-    refused("probe", &["--transport", "shm", "--json", path.text()], "not available yet");
+    refused("probe", &["--transport", "shm:///no/such.sock", "--json", path.text()], "there is no socket");
     assert_eq!(std::fs::read_to_string(path.path()).expect("a file"), "earlier");
 }

@@ -14,7 +14,7 @@ mod result;
 mod scenes;
 
 use crate::arena::Arena;
-use crate::fleet::{Fleet, MAX_CLIENTS, Transport};
+use crate::fleet::{Fleet, MAX_CLIENTS, Transport, TransportArguments};
 use crate::report::{JsonFile, Wall};
 use crate::units::{Size, check_seconds, index, list, nanos};
 use contests::{Contest, compete};
@@ -34,9 +34,8 @@ const SEALED_BYTES: [usize; 2] = [256, 4096];
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {
-    /// What to test: local, local:2x256MiB (servers x memory), sim, shm, shm://PATH,PATH,...
-    #[arg(long, value_name = "URL")]
-    transport: String,
+    #[command(flatten)]
+    place: TransportArguments,
 
     /// Clients: one writes, the others read; each with a session, an endpoint and a thread of its own
     #[arg(long, default_value_t = 2)]
@@ -72,7 +71,7 @@ struct Plan {
 
 impl Plan {
     fn new(arguments: &Arguments) -> Result<Self, String> {
-        let transport = arguments.transport.parse()?;
+        let transport = arguments.place.parse()?;
         if !(2..=MAX_CLIENTS).contains(&arguments.clients) {
             return Err(format!("--clients: a race needs 2 to {MAX_CLIENTS}"));
         }
@@ -112,7 +111,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         Bench { fleet: &fleet, arena, clients: plan.clients, bounds }.test_all(&plan.sizes)
     })?;
     let settings = Settings {
-        transport: arguments.transport.clone(),
+        transport: arguments.place.transport.clone(),
         servers,
         clients: plan.clients,
         sizes_bytes: plan.sizes,

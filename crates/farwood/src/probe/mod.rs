@@ -13,7 +13,7 @@ mod raw;
 mod result;
 
 use crate::arena::Arena;
-use crate::fleet::{Fleet, MAX_CLIENTS, Meeting, Transport, all, with_session};
+use crate::fleet::{Fleet, MAX_CLIENTS, Meeting, Transport, TransportArguments, all, with_session};
 use crate::report::{JsonFile, Wall};
 use crate::units::{Size, check_seconds, index, list, nanos};
 use access::{Access, LINE};
@@ -35,9 +35,8 @@ const MAX_ACCESS_BYTES: u64 = 64 << 20;
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {
-    /// What to measure: local, local:2x256MiB (servers x memory), sim, shm, shm://PATH,PATH,...
-    #[arg(long, value_name = "URL")]
-    transport: String,
+    #[command(flatten)]
+    place: TransportArguments,
 
     /// Bytes of an access, with commas
     #[arg(long, default_value = "8,64,256,1024,4096,65536", value_name = "SIZES")]
@@ -92,7 +91,7 @@ struct Plan {
 
 impl Plan {
     fn new(arguments: &Arguments) -> Result<Self, String> {
-        let transport = arguments.transport.parse()?;
+        let transport = arguments.place.parse()?;
         let sizes = list("--sizes", &arguments.sizes, |text| text.parse().map(|Size(bytes)| bytes))?;
         if let Some(large) = sizes.iter().find(|bytes| **bytes > MAX_ACCESS_BYTES) {
             return Err(format!("--sizes: {} is more than {}", Size(*large), Size(MAX_ACCESS_BYTES)));
@@ -168,7 +167,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         Ok((rows, skipped))
     })?;
     let settings = Settings {
-        transport: arguments.transport.clone(),
+        transport: arguments.place.transport.clone(),
         servers: fleet.cluster().view().servers.len(),
         clients: plan.clients,
         seconds_per_row: plan.seconds,
@@ -268,21 +267,10 @@ mod tests {
     use super::*;
 
     fn plan(sizes: &str, depths: &str, verbs: &str) -> Result<Plan, String> {
-        let (transport, working_set) = ("local".to_owned(), "1MiB".to_owned());
+        let (place, working_set) = (TransportArguments::of("local"), "1MiB".to_owned());
         let (sizes, depths, verbs) = (sizes.to_owned(), depths.to_owned(), Some(verbs.to_owned()));
         let (clients, seconds, ops, seed, json) = (1, None, None, 1, None);
-        Plan::new(&Arguments {
-            transport,
-            sizes,
-            depths,
-            clients,
-            seconds,
-            ops,
-            working_set,
-            verbs,
-            seed,
-            json,
-        })
+        Plan::new(&Arguments { place, sizes, depths, clients, seconds, ops, working_set, verbs, seed, json })
     }
 
     #[test]

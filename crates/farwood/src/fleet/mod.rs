@@ -3,22 +3,26 @@
 //! On a real transport a client is a thread with an executor of its own; in a simulated world it is a process of that
 //! world, and time is virtual. The body of a client is the same code in both.
 
-use crate::units::Size;
+mod neighbours;
+mod transport;
+
+pub(crate) use transport::{Transport, TransportArguments};
+
 use farwood_fabric::clock::{MICROSECOND, Nanos};
 use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::server::ServerLogic;
 use farwood_fabric::transport::local::LocalCluster;
+use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
 use farwood_fabric::transport::sim::{FaultPlan, Sim, SimConfig};
 use farwood_fabric::{Cluster, Endpoint, Executor, ServerId, Session, SessionOptions};
 use farwood_memory::{MemoryServer, ServerConfig};
+use neighbours::Neighbours;
 use std::future::Future;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use transport::Shape;
 
-/// The ways to far memory that a user can name.
-pub(crate) const TRANSPORTS: &str = "local, local:2x256MiB, sim, sim:2x256MiB, shm, shm://PATH[,PATH]";
 /// How often a lease is renewed while it runs.
 const HEARTBEATS_PER_LEASE: u64 = 4;
 /// How long a client waits for the others before it looks again.
@@ -26,60 +30,12 @@ const GATE_NS: Nanos = 20 * MICROSECOND;
 /// More clients than this no machine here has threads for.
 pub(crate) const MAX_CLIENTS: u32 = 256;
 
-/// A transport as named by the user.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Transport {
-    /// Memory servers inside this process.
-    Local(Option<Shape>),
-    /// Memory servers in a simulated world.
-    Sim(Option<Shape>),
-    /// Shared memory, with servers started for the occasion.
-    Shm,
-    /// Shared memory of servers that run, by the paths of their sockets.
-    ShmAt(Vec<String>),
-}
-
-/// How many servers, and how much memory each has.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Shape {
-    servers: u16,
-    bytes: u64,
-}
-
-impl FromStr for Transport {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let unknown = || format!("--transport: '{text}' is not understood; there are {TRANSPORTS}");
-        if let Some(paths) = text.strip_prefix("shm://") {
-            let paths: Vec<String> = paths.split(',').map(str::to_owned).collect();
-            return if paths.iter().any(String::is_empty) { Err(unknown()) } else { Ok(Self::ShmAt(paths)) };
-        }
-        let (name, shape) = match text.split_once(':') {
-            Some((name, shape)) => (name, Some(shape)),
-            None => (text, None),
-        };
-        let shape = shape.map(|shape| parse_shape(shape).ok_or_else(unknown)).transpose()?;
-        match (name, shape) {
-            ("local", shape) => Ok(Self::Local(shape)),
-            ("sim", shape) => Ok(Self::Sim(shape)),
-            ("shm", None) => Ok(Self::Shm),
-            _ => Err(unknown()),
-        }
-    }
-}
-
-/// `2x256MiB`.
-fn parse_shape(text: &str) -> Option<Shape> {
-    let (servers, bytes) = text.split_once('x')?;
-    let servers = servers.parse().ok().filter(|servers| (1..=ServerId::MAX + 1).contains(servers))?;
-    Some(Shape { servers, bytes: bytes.parse::<Size>().ok()?.0 })
-}
-
 /// Memory servers, and a way to run clients of theirs.
 #[derive(Debug)]
 pub(crate) struct Fleet {
     place: Place,
+    /// Servers that were started for it. After the way to them, so that it is gone when they end.
+    _neighbours: Option<Neighbours>,
 }
 
 #[derive(Debug)]
@@ -99,19 +55,27 @@ impl Fleet {
     ) -> Result<Self, String> {
         let place = match transport {
             Transport::Local(shape) => {
-                let logics = servers(*shape, arena_bytes, more_bytes)?;
+                let logics = servers(shape_or_default(*shape, arena_bytes, more_bytes)?)?;
                 let started = LocalCluster::start(logics).map_err(|error| format!("--transport: {error}"))?;
                 Place::Real(started)
             }
             Transport::Sim(shape) => {
-                let logics = servers(*shape, arena_bytes, more_bytes)?;
-                simulated(logics, seed)?
+                simulated(servers(shape_or_default(*shape, arena_bytes, more_bytes)?)?, seed)?
             }
-            Transport::Shm | Transport::ShmAt(_) => {
-                return Err("--transport: shm is not available yet".to_owned());
+            Transport::Shm(shape) => {
+                let shape = shape_or_default(*shape, arena_bytes, more_bytes)?;
+                let (neighbours, cluster) =
+                    Neighbours::start(shape).map_err(|why| format!("--transport: {why}"))?;
+                return Ok(Self { place: Place::Real(cluster), _neighbours: Some(neighbours) });
+            }
+            Transport::ShmAt { paths, token } => {
+                let options = ShmOptions { token: token.clone() };
+                let cluster =
+                    ShmCluster::connect(paths, &options).map_err(|error| format!("--transport: {error}"))?;
+                Place::Real(cluster)
             }
         };
-        Ok(Self { place })
+        Ok(Self { place, _neighbours: None })
     }
 
     /// Whether time is the simulator's.
@@ -200,20 +164,13 @@ pub(crate) fn on_threads<T: Send>(
     })
 }
 
-/// The logic of fresh memory servers with room for `arena_bytes`, or as the user shaped them.
-fn servers(
-    shape: Option<Shape>,
-    arena_bytes: u64,
-    more_bytes: u64,
-) -> Result<Vec<Arc<dyn ServerLogic>>, String> {
-    let config = |n, servers, bytes| ServerConfig::new(PoolId(1), ServerId::new(n), servers, bytes);
-    let chunk = config(0, 1, 1).chunk_bytes;
-    let whole = || arena_bytes.checked_next_multiple_of(chunk);
-    let Shape { servers, bytes } = match shape {
-        Some(shape) => shape,
-        None => Shape { servers: 1, bytes: whole().unwrap_or(u64::MAX) },
-    };
-    let needed = bytes.checked_mul(u64::from(servers)).and_then(|bytes| bytes.checked_add(more_bytes));
+/// The servers that the user shaped, or one with room for `arena_bytes`; if the machine has that much.
+fn shape_or_default(shape: Option<Shape>, arena_bytes: u64, more_bytes: u64) -> Result<Shape, String> {
+    let chunk = config(0, Shape { servers: 1, bytes: 1 }).chunk_bytes;
+    let whole = || arena_bytes.checked_next_multiple_of(chunk).unwrap_or(u64::MAX);
+    let shape = shape.unwrap_or_else(|| Shape { servers: 1, bytes: whole() });
+    let all = shape.bytes.checked_mul(u64::from(shape.servers));
+    let needed = all.and_then(|bytes| bytes.checked_add(more_bytes));
     if let Some(available) = available_memory() {
         if needed.is_none_or(|needed| needed > available) {
             let needed =
@@ -224,13 +181,22 @@ fn servers(
             ));
         }
     }
+    Ok(shape)
+}
+
+fn config(server: u16, Shape { servers, bytes }: Shape) -> ServerConfig {
+    ServerConfig::new(PoolId(1), ServerId::new(server), servers, bytes)
+}
+
+/// The logic of fresh memory servers.
+fn servers(shape: Shape) -> Result<Vec<Arc<dyn ServerLogic>>, String> {
     let start = |n| {
-        let server = MemoryServer::new(config(n, servers, bytes), ProcedureSet::default());
+        let server = MemoryServer::new(config(n, shape), ProcedureSet::default());
         server
             .map(|server| Arc::new(server) as Arc<dyn ServerLogic>)
             .map_err(|error| format!("--transport: {error}"))
     };
-    (0..servers).map(start).collect()
+    (0..shape.servers).map(start).collect()
 }
 
 /// How much memory can be used without pushing others out, where the system says so.
@@ -341,40 +307,6 @@ impl Drop for Absence<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn transports_are_read() {
-        let shape = Some(Shape { servers: 2, bytes: 256 << 20 });
-        for (text, transport) in [
-            ("local", Transport::Local(None)),
-            ("local:2x256MiB", Transport::Local(shape)),
-            ("sim", Transport::Sim(None)),
-            ("sim:2x256MiB", Transport::Sim(shape)),
-            ("shm", Transport::Shm),
-            ("shm:///run/a,/run/b", Transport::ShmAt(vec!["/run/a".into(), "/run/b".into()])),
-        ] {
-            assert_eq!(text.parse(), Ok(transport), "{text}");
-        }
-    }
-
-    #[test]
-    fn what_is_no_transport_is_refused() {
-        for text in [
-            "",
-            "tcp",
-            "LOCAL",
-            "local:",
-            "local:2",
-            "local:0x1MiB",
-            "local:2x0",
-            "local:9999x1MiB",
-            "shm:1x1MiB",
-            "shm://",
-            "shm://a,,b",
-        ] {
-            assert!(text.parse::<Transport>().is_err(), "{text}");
-        }
-    }
 
     fn fleets() -> [Fleet; 2] {
         ["local", "sim"].map(|text| Fleet::open(&text.parse().unwrap(), 1, 0, 7).unwrap())

@@ -1,0 +1,77 @@
+//! Memory servers started for the occasion: processes of this binary that end with this one.
+
+use super::transport::Shape;
+use farwood_fabric::Cluster;
+use farwood_fabric::region::PoolId;
+use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Server processes and the folder with their sockets; both go with this.
+#[derive(Debug)]
+pub(crate) struct Neighbours {
+    folder: PathBuf,
+    servers: Vec<Child>,
+}
+
+impl Neighbours {
+    /// Starts servers, and connects to them.
+    pub(crate) fn start(Shape { servers, bytes }: Shape) -> Result<(Self, Cluster), String> {
+        static STARTED: AtomicU32 = AtomicU32::new(0);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("farwood-{}-{number}", std::process::id()));
+        std::fs::create_dir(&folder)
+            .map_err(|error| format!("cannot make the folder {}: {error}", folder.display()))?;
+        let mut neighbours = Self { folder, servers: Vec::new() };
+        let pool = PoolId(fastrand::u128(..));
+        for server in 0..servers {
+            neighbours.start_one(server, servers, bytes, pool)?;
+        }
+        let cluster = ShmCluster::connect(&[neighbours.folder.clone()], &ShmOptions::default())
+            .map_err(|error| error.to_string())?;
+        Ok((neighbours, cluster))
+    }
+
+    fn start_one(&mut self, server: u16, servers: u16, bytes: u64, pool: PoolId) -> Result<(), String> {
+        let failed = |error: std::io::Error| format!("cannot start a memory server: {error}");
+        let mut child = Command::new(std::env::current_exe().map_err(failed)?)
+            .args(["serve", "--stop-with-stdin", "--shm"])
+            .arg(&self.folder)
+            .args(["--memory", &bytes.to_string(), "--pool", &pool.to_string()])
+            .args(["--server", &server.to_string(), "--servers", &servers.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let mut ready = String::new();
+        if let Some(said) = child.stdout.take() {
+            BufReader::new(said).read_line(&mut ready).map_err(failed)?;
+        }
+        if ready.is_empty() {
+            let mut why = String::new();
+            if let Some(mut said) = child.stderr.take() {
+                let _ = said.read_to_string(&mut why);
+            }
+            let _ = child.wait();
+            return Err(why.trim_end().trim_start_matches("farwood: ").to_owned());
+        }
+        self.servers.push(child);
+        Ok(())
+    }
+}
+
+impl Drop for Neighbours {
+    fn drop(&mut self) {
+        for server in &mut self.servers {
+            // That is what they wait for.
+            drop(server.stdin.take());
+        }
+        for server in &mut self.servers {
+            let _ = server.wait();
+        }
+        let _ = std::fs::remove_dir(&self.folder);
+    }
+}
