@@ -46,9 +46,9 @@ fn local_rows_are_complete_and_their_round_trips_exact() {
     );
 }
 
-/// The servers are processes of their own, and are gone afterwards.
+/// The servers are processes of their own.
 #[test]
-fn shared_memory_rows_are_complete_and_nothing_is_left_behind() {
+fn shared_memory_rows_are_complete() {
     check_rows(&probe(&[&["--transport", "shm:2x16MiB", "--clients", "2"], &FEW[..]].concat()), 2);
 }
 
