@@ -40,6 +40,8 @@ const BATCHES_PER_TURN: u32 = 128;
 #[derive(Clone)]
 pub struct Endpoint {
     inner: Rc<Inner>,
+    /// The costs of all operations that ended on this handle and its clones.
+    totals: Rc<Cell<OpStats>>,
 }
 
 struct Inner {
@@ -52,7 +54,6 @@ struct Inner {
     executor: Executor,
     pool: BufPool,
     pins: Pins,
-    totals: RefCell<OpStats>,
     calls: RefCell<Calls>,
     turn: Cell<u32>,
     skew: ClockSkew,
@@ -131,12 +132,12 @@ impl Endpoint {
                 executor: executor.clone(),
                 pool: BufPool::default(),
                 pins,
-                totals: RefCell::default(),
                 calls: RefCell::default(),
                 turn: Cell::new(BATCHES_PER_TURN),
                 skew,
                 orphans: RefCell::default(),
             }),
+            totals: Rc::default(),
         }
     }
 
@@ -204,9 +205,15 @@ impl Endpoint {
         Op { endpoint: self.clone(), epoch, stats: RefCell::default() }
     }
 
-    /// The costs of all operations that ended on this endpoint.
+    /// The costs of all operations that ended on this handle and its clones.
     pub fn totals(&self) -> OpStats {
-        *self.inner.totals.borrow()
+        self.totals.get()
+    }
+
+    /// The same endpoint with totals of its own: for a task whose costs are to be told apart from those of others.
+    #[must_use]
+    pub fn metered(&self) -> Self {
+        Self { inner: Rc::clone(&self.inner), totals: Rc::default() }
     }
 
     /// Re-establishes the connection to `server` after an unknown outcome. The old connection is fenced first: nothing
@@ -562,7 +569,9 @@ impl Op {
 
 impl Drop for Op {
     fn drop(&mut self) {
-        *self.endpoint.inner.totals.borrow_mut() += *self.stats.borrow();
+        let mut totals = self.endpoint.totals.get();
+        totals += *self.stats.borrow();
+        self.endpoint.totals.set(totals);
         self.endpoint.inner.pins.unpin(self.epoch);
     }
 }

@@ -1,6 +1,6 @@
 //! Counters of one operation and of one endpoint: what holds on any hardware, whatever the clock says.
 
-use std::ops::AddAssign;
+use std::ops::{AddAssign, Sub};
 
 /// What an operation cost.
 ///
@@ -37,5 +37,23 @@ impl AddAssign for OpStats {
         self.bytes_read += other.bytes_read;
         self.bytes_written += other.bytes_written;
         self.retries += other.retries;
+    }
+}
+
+/// What was added since an earlier look.
+impl Sub for OpStats {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            round_trips: self.round_trips - earlier.round_trips,
+            reads: self.reads - earlier.reads,
+            writes: self.writes - earlier.writes,
+            atomics: self.atomics - earlier.atomics,
+            calls: self.calls - earlier.calls,
+            bytes_read: self.bytes_read - earlier.bytes_read,
+            bytes_written: self.bytes_written - earlier.bytes_written,
+            retries: self.retries - earlier.retries,
+        }
     }
 }

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod arena;
+mod bench;
 mod fleet;
 mod litmus;
 mod probe;
@@ -29,6 +30,8 @@ enum Command {
     Serve(serve::Arguments),
     /// Try a structure in simulated worlds, under an adversary, and check everything it does
     Simulate(simulate::Arguments),
+    /// Load an index, run a workload on it, and say what every operation cost
+    Bench(Box<bench::Arguments>),
     /// Measure what verbs, batches and calls cost on a transport, beside a baseline in the same run
     Probe(probe::Arguments),
     /// Test what a transport really does about atomicity and order, beside what is promised
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Simulate(arguments) => simulate::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
         Command::Probe(arguments) => probe::run(&arguments),
         Command::Litmus(arguments) => litmus::run(&arguments),
     };

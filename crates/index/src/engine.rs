@@ -64,4 +64,9 @@ pub trait Engine: Clone + Send + Sync + 'static {
     fn cache_bytes(&self, _attached: &Self::Attached) -> u64 {
         0
     }
+
+    /// How many bytes it holds outside far memory's chunks, if that is where its entries are.
+    fn own_memory_bytes(&self, _attached: &Self::Attached) -> Option<u64> {
+        None
+    }
 }

@@ -6,7 +6,7 @@
 mod neighbours;
 mod transport;
 
-pub(crate) use transport::{Transport, TransportArguments};
+pub(crate) use transport::{Shape, Transport, TransportArguments};
 
 use farwood_fabric::clock::{MICROSECOND, Nanos};
 use farwood_fabric::procedure::ProcedureSet;
@@ -21,7 +21,6 @@ use neighbours::Neighbours;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use transport::Shape;
 
 /// How often a lease is renewed while it runs.
 const HEARTBEATS_PER_LEASE: u64 = 4;
@@ -126,6 +125,43 @@ impl Fleet {
                     results
                 });
                 ended.unwrap_or_else(|stop| vec![Err(format!("the simulated world stopped: {stop}"))])
+            }
+        }
+    }
+
+    /// Runs compute servers with several threads each, all at once; what became of each thread, in order. In a simulated
+    /// world a compute server is a process and its threads are tasks.
+    pub(crate) fn run_compute<T, F>(
+        &self,
+        (compute, threads): (u32, u32),
+        body: impl Fn(u32, u32, Cluster) -> F + Sync,
+    ) -> Vec<Result<T, String>>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, String>> + 'static,
+    {
+        match &self.place {
+            Place::Real(_) => {
+                self.run(compute * threads, |n, cluster| body(n / threads, n % threads, cluster))
+            }
+            Place::Sim { .. } => {
+                let processes = self.run(compute, |n, cluster| {
+                    let bodies: Vec<F> = (0..threads).map(|t| body(n, t, cluster.clone())).collect();
+                    async move {
+                        let executor = Executor::current().ok_or("no executor")?;
+                        let tasks: Vec<_> = bodies.into_iter().map(|body| executor.spawn(body)).collect();
+                        let mut results = Vec::new();
+                        for task in tasks {
+                            results.push(task.await.unwrap_or_else(|killed| Err(killed.to_string())));
+                        }
+                        Ok(results)
+                    }
+                });
+                let of_process = |process: Result<Vec<Result<T, String>>, String>| match process {
+                    Ok(threads) => threads,
+                    Err(why) => vec![Err(why)],
+                };
+                processes.into_iter().flat_map(of_process).collect()
             }
         }
     }
@@ -264,10 +300,10 @@ impl Meeting {
         result
     }
 
-    /// Waits until everybody has come.
-    pub(crate) async fn gather(&self, endpoint: &Endpoint) -> Result<(), String> {
+    /// Waits until everybody has come, for the `nth` time (from 1).
+    pub(crate) async fn gather(&self, endpoint: &Endpoint, nth: u32) -> Result<(), String> {
         self.came.fetch_add(1, Ordering::SeqCst);
-        while self.came.load(Ordering::SeqCst) < self.expected {
+        while self.came.load(Ordering::SeqCst) < self.expected * nth {
             self.check()?;
             endpoint.sleep(GATE_NS).await;
         }
@@ -338,7 +374,7 @@ mod tests {
                             if index == 1 {
                                 Err("no luck".to_owned())
                             } else {
-                                meeting.gather(endpoint).await
+                                meeting.gather(endpoint, 1).await
                             }
                         };
                         meeting.attend(body).await

@@ -60,6 +60,22 @@ pub(crate) struct Shape {
     pub(super) bytes: u64,
 }
 
+impl Shape {
+    pub(crate) fn new(servers: u16, bytes: u64) -> Self {
+        Self { servers, bytes }
+    }
+}
+
+impl Transport {
+    /// The shape, where it is up to the user.
+    pub(crate) fn shape_mut(&mut self) -> Option<&mut Option<Shape>> {
+        match self {
+            Self::Local(shape) | Self::Sim(shape) | Self::Shm(shape) => Some(shape),
+            Self::ShmAt { .. } => None,
+        }
+    }
+}
+
 impl FromStr for Transport {
     type Err = String;
 

@@ -127,7 +127,7 @@ impl Client {
                 self.endpoint.op().write_word(self.word(who), 0).await.map_err(failed)?;
             }
         }
-        meeting.gather(&self.endpoint).await?;
+        meeting.gather(&self.endpoint, 1).await?;
         let deadline = self.endpoint.now().saturating_add(bounds.span_ns);
         let mut notes = Notes::default();
         let mut last = 0;

@@ -137,7 +137,7 @@ impl Stage {
     async fn write_until_all_have_seen(&self, readers: u32, meeting: &Meeting) -> Result<Seen, String> {
         let failed = |error: FabricError| format!("the writer failed: {error}");
         self.begin().await.map_err(failed)?;
-        meeting.gather(&self.endpoint).await?;
+        meeting.gather(&self.endpoint, 1).await?;
         let mut version = 0;
         while meeting.done() < readers {
             meeting.check()?;
@@ -242,7 +242,7 @@ impl Stage {
     }
 
     async fn look_around(&self, bounds: Bounds, meeting: &Meeting) -> Result<Seen, String> {
-        meeting.gather(&self.endpoint).await?;
+        meeting.gather(&self.endpoint, 1).await?;
         let deadline = self.endpoint.now().saturating_add(bounds.span_ns);
         let mut seen = Seen::default();
         let mut last = 0;

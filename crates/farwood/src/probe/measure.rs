@@ -153,7 +153,7 @@ pub(super) async fn client(
     };
     let mut first = worker(0);
     let block_ops = first.warm_up().await.map_err(|error| error.to_string())?;
-    meeting.gather(&endpoint).await?;
+    meeting.gather(&endpoint, 1).await?;
     let start = endpoint.now();
     *windows.borrow_mut() = Windows::starting(start);
     let others: Vec<_> =

@@ -1,0 +1,336 @@
+//! `farwood bench`: loads an index, runs a workload on it, and says what every operation cost.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `engines` | the engines by name |
+//! | `baseline` | what they are compared with |
+//! | `drive` | a run, phase by phase |
+//! | `task` | one task of it |
+//! | `tally`, `result` | what was measured, and how it is told |
+
+mod baseline;
+mod drive;
+mod engines;
+mod result;
+mod tally;
+mod task;
+
+use crate::fleet::{Fleet, MAX_CLIENTS, Shape, Transport, TransportArguments};
+use crate::report::{JsonFile, Wall, unless_broken_pipe};
+use crate::units::{Size, check_seconds};
+use engines::{Choice, ENGINES, with_engine};
+use farwood_fabric::clock::RealClock;
+use farwood_workload::{Chooser, KeyKind, KeySet, Stream, StreamOptions, Values, Workload};
+use result::Run;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// In a simulated world threads cost nothing but memory.
+const MAX_SIMULATED_THREADS: u32 = 4096;
+const MAX_TASKS: u32 = 1024;
+/// What a key may take in far memory besides its bytes, so that servers of ours are large enough.
+const OVERHEAD_BYTES_PER_KEY: u64 = 512;
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Arguments {
+    /// Engines to run one after the other, with commas (see --list)
+    #[arg(long, required_unless_present = "list", default_value = "")]
+    engine: String,
+
+    #[command(flatten)]
+    place: TransportArguments,
+
+    /// A workload by name (see --list), or a mix such as get=50,put=45,scan=5:100
+    #[arg(long, default_value = "ycsb-c")]
+    workload: String,
+
+    /// Keys to load
+    #[arg(long, default_value_t = 1_000_000)]
+    keys: u64,
+
+    /// Operations of all clients together [default: as many as there are keys]
+    #[arg(long, conflicts_with = "seconds")]
+    ops: Option<u64>,
+
+    /// Run for this long instead; virtual time in a simulated world
+    #[arg(long)]
+    seconds: Option<f64>,
+
+    /// What keys look like: u64, sequential, email; u64:32 pads to 32 bytes
+    #[arg(long, default_value = "u64")]
+    key_set: String,
+
+    /// Bytes of a value, such as 8 or 16-400
+    #[arg(long, default_value = "8")]
+    value_size: String,
+
+    /// How keys are chosen: uniform, zipfian:0.99, zipfian:0.99@1e9, latest, sequential [default: as the workload says]
+    #[arg(long)]
+    dist: Option<String>,
+
+    /// Compute servers, each with a session of its own
+    #[arg(long, default_value_t = 1)]
+    compute: u32,
+
+    /// Threads of each compute server
+    #[arg(long, default_value_t = 1)]
+    threads: u32,
+
+    /// Operations that each thread has under way at a time
+    #[arg(long, default_value_t = 1)]
+    tasks: u32,
+
+    /// Memory servers, where they are ours to start
+    #[arg(long)]
+    memory: Option<u16>,
+
+    /// A switch of the engine, as name=value; may be repeated
+    #[arg(long, value_name = "SWITCH=VALUE")]
+    set: Vec<String>,
+
+    /// Decides all that is random
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+
+    /// Write the result to this file, too
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+
+    /// List the engines and workloads
+    #[arg(long)]
+    list: bool,
+}
+
+/// The arguments, checked.
+#[derive(Clone, Debug)]
+struct Plan {
+    transport: Transport,
+    workload: Workload,
+    keys: u64,
+    ops: Option<u64>,
+    seconds: Option<f64>,
+    key_kind: KeyKind,
+    values: Values,
+    chooser: Option<Chooser>,
+    compute: u32,
+    threads: u32,
+    tasks: u32,
+    set: Vec<(String, String)>,
+    seed: u64,
+}
+
+fn option<T: std::str::FromStr<Err: std::fmt::Display>>(name: &str, text: &str) -> Result<T, String> {
+    text.parse().map_err(|error| format!("{name}: {error}"))
+}
+
+impl Plan {
+    fn new(arguments: &Arguments) -> Result<Self, String> {
+        let mut plan = Self {
+            transport: arguments.place.parse()?,
+            workload: option("--workload", &arguments.workload)?,
+            keys: arguments.keys,
+            ops: arguments.ops,
+            seconds: arguments.seconds,
+            key_kind: option("--key-set", &arguments.key_set)?,
+            values: option("--value-size", &arguments.value_size)?,
+            chooser: arguments.dist.as_deref().map(|text| option("--dist", text)).transpose()?,
+            compute: arguments.compute,
+            threads: arguments.threads,
+            tasks: arguments.tasks,
+            set: arguments.set.iter().map(|text| switch(text)).collect::<Result<_, _>>()?,
+            seed: arguments.seed,
+        };
+        if plan.keys == 0 {
+            return Err("--keys: there must be at least 1".to_owned());
+        }
+        if plan.ops == Some(0) {
+            return Err("--ops: there must be at least 1".to_owned());
+        }
+        check_seconds(plan.seconds)?;
+        if plan.ops.is_none() && plan.seconds.is_none() {
+            plan.ops = Some(plan.keys);
+        }
+        let most =
+            if matches!(plan.transport, Transport::Sim(_)) { MAX_SIMULATED_THREADS } else { MAX_CLIENTS };
+        let threads = plan.compute.checked_mul(plan.threads);
+        if threads.is_none_or(|threads| threads == 0 || threads > most) {
+            return Err(format!("--compute, --threads: there can be 1 to {most} threads in all"));
+        }
+        if !(1..=MAX_TASKS).contains(&plan.tasks) {
+            return Err(format!("--tasks: there can be 1 to {MAX_TASKS}"));
+        }
+        // Streams know best what they can be made from.
+        let options =
+            StreamOptions { chooser: plan.chooser, clients: plan.clients(), ..StreamOptions::new(plan.keys) };
+        Stream::new(&plan.workload, &options).map_err(|error| error.to_string())?;
+        plan.shape(arguments.memory)?;
+        Ok(plan)
+    }
+
+    /// Gives servers of ours as much memory as the keys may need.
+    fn shape(&mut self, servers: Option<u16>) -> Result<(), String> {
+        let key_bytes = self.key_set().key(0, &mut Vec::new()).len().max(32) as u64;
+        let per_key = OVERHEAD_BYTES_PER_KEY + 2 * (key_bytes + u64::from(self.values.bounds().1));
+        let needed = self.capacity().saturating_mul(per_key).saturating_add(64 << 20);
+        let shape = match (self.transport.shape_mut(), servers) {
+            (Some(shape), _) => shape,
+            (None, None) => return Ok(()),
+            (None, Some(_)) => return Err("--memory: these servers run already".to_owned()),
+        };
+        match (&shape, servers) {
+            (Some(_), Some(_)) => {
+                return Err("--memory: the transport says how many servers there are".to_owned());
+            }
+            (Some(_), None) => {}
+            (None, servers) => {
+                let servers = servers.unwrap_or(1).max(1);
+                let bytes = (needed / u64::from(servers)).saturating_add(32 << 20);
+                *shape = Some(Shape::new(servers, bytes.checked_next_multiple_of(8 << 20).unwrap_or(bytes)));
+            }
+        }
+        Ok(())
+    }
+
+    fn key_set(&self) -> KeySet {
+        KeySet::new(self.key_kind, self.seed)
+    }
+
+    /// How many tasks there are in all.
+    fn clients(&self) -> u64 {
+        u64::from(self.compute) * u64::from(self.threads) * u64::from(self.tasks)
+    }
+
+    /// The most keys there can be, as far as it is known.
+    fn capacity(&self) -> u64 {
+        let inserted = match self.ops {
+            _ if !self.workload.inserts() => 0,
+            // With what warms up, and what is left over when operations are shared out.
+            Some(ops) => ops + ops / 10 + 2 * self.clients(),
+            None => self.keys,
+        };
+        self.keys.saturating_add(inserted)
+    }
+}
+
+/// `name=value`.
+fn switch(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err(format!("--set: '{text}' is not of the form name=value")),
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
+    if arguments.list {
+        return list();
+    }
+    let plan = Plan::new(arguments)?;
+    let engines: Vec<&str> = arguments.engine.split(',').collect();
+    let mut choices = Vec::new();
+    for name in &engines {
+        let choice = Choice::new(name, plan.capacity(), &plan.set)?;
+        choice.check(&plan.transport, plan.key_kind)?;
+        choices.push(choice);
+    }
+    let json = JsonFile::open(arguments.json.as_deref())?;
+    let mut runs = Vec::new();
+    for (name, choice) in engines.iter().zip(&choices) {
+        runs.push(run_engine(arguments, &plan, name, choice)?);
+    }
+    unless_broken_pipe(result::print(&runs, &mut std::io::stdout().lock()))?;
+    if let Some(json) = json {
+        match &runs[..] {
+            [run] => json.write(run)?,
+            runs => json.write(&runs)?,
+        }
+    }
+    let failed = runs.iter().any(|run| run.ops == 0);
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn run_engine(arguments: &Arguments, plan: &Plan, name: &str, choice: &Choice) -> Result<Run, String> {
+    let clock = RealClock::new();
+    let fleet = Fleet::open(&plan.transport, 0, 0, plan.seed)?;
+    check_room(plan, &fleet)?;
+    let measured = with_engine!(choice, engine => drive::drive(engine, plan, &fleet))?;
+    let elapsed_s = measured.tally.elapsed_ns() as f64 / 1e9;
+    let text = |text: &Option<String>, default: String| text.clone().unwrap_or(default);
+    Ok(Run {
+        engine: (*name).to_owned(),
+        transport: arguments.place.transport.clone(),
+        profile: None,
+        workload: plan.workload.to_string(),
+        key_set: plan.key_kind.to_string(),
+        value_size: plan.values.to_string(),
+        dist: text(&arguments.dist, plan.workload.chooser().to_string()),
+        compute: plan.compute,
+        threads: plan.threads,
+        tasks: plan.tasks,
+        memory: fleet.cluster().view().servers.len(),
+        processes: 1,
+        set: plan.set.iter().cloned().collect::<BTreeMap<_, _>>(),
+        keys: plan.keys,
+        ops: measured.tally.ops,
+        seed: plan.seed,
+        is_virtual: fleet.is_virtual(),
+        throughput_ops_s: measured.tally.ops as f64 / elapsed_s.max(1e-9),
+        elapsed_s,
+        errors: measured.tally.errors,
+        first_error: measured.tally.first_error.clone(),
+        verified: false,
+        compute_cache_bytes: measured.cache_bytes,
+        memory_bytes: measured.memory_bytes,
+        kinds: result::kinds(&measured.tally),
+        wall: Wall { seconds: clock.now() as f64 / 1e9 },
+    })
+}
+
+/// Servers that run already must at least have room for the bare keys and values.
+fn check_room(plan: &Plan, fleet: &Fleet) -> Result<(), String> {
+    let key_bytes = plan.key_set().key(0, &mut Vec::new()).len() as u64;
+    let needed = plan.keys.saturating_mul(key_bytes + u64::from(plan.values.bounds().0));
+    let view = fleet.cluster().view();
+    let main = |server: &farwood_fabric::region::Identity| {
+        server
+            .regions
+            .iter()
+            .find(|spec| spec.id == farwood_fabric::RegionId::MAIN)
+            .map_or(0, |spec| spec.bytes)
+    };
+    let there: u64 = view.servers.iter().map(main).sum();
+    if needed > there {
+        return Err(format!(
+            "--keys: {} keys take at least {}, and the servers have {}",
+            plan.keys,
+            Size(needed),
+            Size(there)
+        ));
+    }
+    Ok(())
+}
+
+fn list() -> Result<ExitCode, String> {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    let mut print = || {
+        writeln!(out, "engines:")?;
+        for (name, what) in ENGINES {
+            writeln!(out, "  {name:<24} {what}")?;
+        }
+        writeln!(out, "workloads:")?;
+        for workload in Workload::all() {
+            let name = workload.name().unwrap_or("");
+            writeln!(
+                out,
+                "  {name:<24} {:<32} {:<20} {}",
+                workload.mixes(),
+                workload.chooser().to_string(),
+                workload.source()
+            )?;
+        }
+        Ok(())
+    };
+    unless_broken_pipe(print())?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,189 @@
+//! The result of a run: a table for people, JSON for programs. The fields are always the same, whatever the engine.
+
+use super::tally::{Kind, KindTally, Tally};
+use crate::report::{Table, Wall};
+use crate::units::{count, time};
+use farwood_workload::Summary;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+/// One engine's run.
+#[derive(Serialize, Debug)]
+pub(super) struct Run {
+    pub(super) engine: String,
+    pub(super) transport: String,
+    pub(super) profile: Option<String>,
+    pub(super) workload: String,
+    pub(super) key_set: String,
+    pub(super) value_size: String,
+    pub(super) dist: String,
+    pub(super) compute: u32,
+    pub(super) threads: u32,
+    pub(super) tasks: u32,
+    pub(super) memory: usize,
+    pub(super) processes: u32,
+    pub(super) set: BTreeMap<String, String>,
+    pub(super) keys: u64,
+    pub(super) ops: u64,
+    pub(super) seed: u64,
+    /// Whether times are virtual.
+    #[serde(rename = "virtual")]
+    pub(super) is_virtual: bool,
+    pub(super) throughput_ops_s: f64,
+    pub(super) elapsed_s: f64,
+    pub(super) errors: u64,
+    pub(super) first_error: Option<String>,
+    /// Whether every result was checked.
+    pub(super) verified: bool,
+    pub(super) compute_cache_bytes: u64,
+    pub(super) memory_bytes: u64,
+    pub(super) kinds: BTreeMap<&'static str, KindResult>,
+    pub(super) wall: Wall,
+}
+
+/// The operations of one kind: means per operation, unless it says otherwise.
+#[derive(Serialize, Debug)]
+pub(super) struct KindResult {
+    count: u64,
+    latency_us: Latency,
+    round_trips: RoundTrips,
+    reads: f64,
+    writes: f64,
+    atomics: f64,
+    calls: f64,
+    bytes_read: f64,
+    bytes_written: f64,
+    retries: f64,
+}
+
+#[derive(Serialize, Debug)]
+struct Latency {
+    p50: f64,
+    p90: f64,
+    p99: f64,
+    p999: f64,
+    max: f64,
+    mean: f64,
+}
+
+#[derive(Serialize, Debug)]
+struct RoundTrips {
+    mean: f64,
+    p50: u64,
+    p99: u64,
+    max: u64,
+}
+
+impl KindResult {
+    fn new(tally: &KindTally) -> Self {
+        let latency: Summary = tally.latency_ns.summary();
+        let trips = tally.round_trips.summary();
+        let mean = |sum: u64| if latency.count == 0 { 0.0 } else { sum as f64 / latency.count as f64 };
+        let us = |ns: u64| ns as f64 / 1e3;
+        Self {
+            count: latency.count,
+            latency_us: Latency {
+                p50: us(latency.p50),
+                p90: us(latency.p90),
+                p99: us(latency.p99),
+                p999: us(latency.p999),
+                max: us(latency.max),
+                mean: latency.mean / 1e3,
+            },
+            round_trips: RoundTrips { mean: trips.mean, p50: trips.p50, p99: trips.p99, max: trips.max },
+            reads: mean(tally.cost.reads),
+            writes: mean(tally.cost.writes),
+            atomics: mean(tally.cost.atomics),
+            calls: mean(tally.cost.calls),
+            bytes_read: mean(tally.cost.bytes_read),
+            bytes_written: mean(tally.cost.bytes_written),
+            retries: mean(tally.cost.retries),
+        }
+    }
+}
+
+/// All kinds, those that did not occur too, so that every result has the same fields.
+pub(super) fn kinds(tally: &Tally) -> BTreeMap<&'static str, KindResult> {
+    Kind::ALL.iter().map(|kind| (kind.name(), KindResult::new(tally.kind(*kind)))).collect()
+}
+
+/// Prints runs side by side.
+pub(super) fn print(runs: &[Run], out: &mut impl Write) -> io::Result<()> {
+    let Some(first) = runs.first() else { return Ok(()) };
+    writeln!(
+        out,
+        "{} on {}{}: {} keys ({}), values of {} B, {}, {} compute x {} threads x {} tasks{}, {} memory server(s), seed {}, {} time",
+        first.workload,
+        first.transport,
+        first.profile.as_ref().map_or(String::new(), |profile| format!(" ({profile})")),
+        first.keys,
+        first.key_set,
+        first.value_size,
+        first.dist,
+        first.compute,
+        first.threads,
+        first.tasks,
+        if first.processes > 1 { format!(" x {} processes", first.processes) } else { String::new() },
+        first.memory,
+        first.seed,
+        if first.is_virtual { "virtual" } else { "real" }
+    )?;
+    let heads = [
+        "engine",
+        "kind",
+        "count",
+        "ops/s",
+        "p50",
+        "p90",
+        "p99",
+        "p999",
+        "max",
+        "trips",
+        "trips p99",
+        "read",
+        "written",
+        "retries",
+    ];
+    let mut table = Table::new(&heads);
+    for run in runs {
+        let mut engine = run.engine.clone();
+        for kind in Kind::ALL {
+            let Some(result) = run.kinds.get(kind.name()).filter(|result| result.count > 0) else { continue };
+            let us = |us: f64| time(us * 1e3);
+            table.row(vec![
+                std::mem::take(&mut engine),
+                kind.name().to_owned(),
+                result.count.to_string(),
+                count(result.count as f64 / run.elapsed_s.max(1e-9)),
+                us(result.latency_us.p50),
+                us(result.latency_us.p90),
+                us(result.latency_us.p99),
+                us(result.latency_us.p999),
+                us(result.latency_us.max),
+                format!("{:.2}", result.round_trips.mean),
+                result.round_trips.p99.to_string(),
+                format!("{:.0} B", result.bytes_read),
+                format!("{:.0} B", result.bytes_written),
+                format!("{:.3}", result.retries),
+            ]);
+        }
+    }
+    table.print(out)?;
+    for run in runs {
+        writeln!(
+            out,
+            "{}: {} ops in {} ({} ops/s), {} errors{}, compute cache {} B, memory {} B{}",
+            run.engine,
+            run.ops,
+            time(run.elapsed_s * 1e9),
+            count(run.throughput_ops_s),
+            run.errors,
+            run.first_error.as_ref().map_or(String::new(), |why| format!(" (the first: {why})")),
+            run.compute_cache_bytes,
+            run.memory_bytes,
+            if run.verified { ", every result checked" } else { "" }
+        )?;
+    }
+    Ok(())
+}
