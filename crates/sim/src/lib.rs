@@ -6,6 +6,7 @@
 //! | [`shrink`] | makes a failing trial small |
 //! | [`subject`] | what is tried: an index that can be created, opened, recovered, checked |
 //! | [`history`] | what clients did and were told |
+//! | [`locks`] | spin locks under skew, in cost mode: what published systems show the limits of their NICs with |
 //! | [`check`] | one checker per property: linearizable, scans, leaks |
 //! | [`mod@reference`] | two tiny structures that take the whole path, and know how to be wrong |
 
@@ -13,6 +14,7 @@
 
 pub mod check;
 pub mod history;
+pub mod locks;
 pub mod reference;
 pub mod shrink;
 pub mod subject;

@@ -14,13 +14,17 @@
 
 mod calls;
 mod effects;
+mod priced;
+mod queue;
 
+use super::cost::{Cost, Picos, Thread};
 use super::faults::{Fault, FaultPlan};
 use super::memory::Memory;
 use super::tear::Torn;
 use super::{Order, SimConfig};
 use crate::addr::{RegionId, ServerId, SessionId};
-use crate::call::{Call, CallError, CallId, CallOutcome, Target};
+use crate::buf::Buf;
+use crate::call::{CallError, CallId, Target};
 use crate::clock::Nanos;
 use crate::endpoint::ClockSkew;
 use crate::error::FabricError;
@@ -28,14 +32,17 @@ use crate::exec::GroupId;
 use crate::region::{Permissions, RegionTable};
 use crate::server::{ServerLogic, ServerMemory};
 use crate::transport::{Inbox, ReplySlot, View};
+use crate::verb::INLINE_BYTES;
+pub(super) use calls::Sender;
+use calls::{Arriving, Replying};
 use fastrand::Rng;
+use queue::Queue;
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 use slab::Slab;
 use smallvec::SmallVec;
 use std::cell::RefCell;
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::hash::Hasher;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
@@ -43,6 +50,12 @@ use std::task::Waker;
 /// The group of a server's procedures.
 pub(super) fn server_group(server: usize) -> GroupId {
     u32::MAX - u32::try_from(server).unwrap_or(0)
+}
+
+/// The server whose procedures are this group, if it is one.
+pub(super) fn server_of(group: GroupId) -> Option<usize> {
+    let server = u32::MAX - group;
+    (server <= u32::from(ServerId::MAX)).then_some(server as usize)
 }
 
 /// What a verb does, without the buffers.
@@ -55,10 +68,42 @@ pub(super) enum Action {
     Faa { add: u64 },
 }
 
-/// The bytes of a verb; few of them need no allocation.
-pub(super) type Bytes = SmallVec<[u8; 32]>;
+/// The bytes that a verb in flight owns, so that nothing has to be copied on the way.
+#[derive(Debug)]
+pub(super) enum Bytes {
+    /// An atomic has none.
+    None,
+    /// A few, that a WRITE carries.
+    Few([u8; INLINE_BYTES], u8),
+    /// What a WRITE carries or a READ fills.
+    Owned(Buf),
+}
 
-/// A verb in flight, with its own copy of the bytes.
+impl Deref for Bytes {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::None => &[],
+            Self::Few(bytes, len) => &bytes[..usize::from(*len)],
+            Self::Owned(buf) => buf,
+        }
+    }
+}
+
+impl DerefMut for Bytes {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::None => &mut [],
+            Self::Few(bytes, len) => &mut bytes[..usize::from(*len)],
+            Self::Owned(buf) => buf,
+        }
+    }
+}
+
+/// A verb in flight, with its bytes.
 #[derive(Debug)]
 pub(super) struct SimVerb {
     pub(super) action: Action,
@@ -69,6 +114,8 @@ pub(super) struct SimVerb {
     /// What an atomic found.
     pub(super) previous: u64,
     pub(super) fence_before: bool,
+    /// In cost mode: when its request reaches the server's NIC.
+    pub(super) reaches: Picos,
 }
 
 impl SimVerb {
@@ -132,6 +179,22 @@ pub(super) struct Flight {
     lost: bool,
     /// The client dies while this verb is on its way: it lands in part, and nothing behind it does.
     cut_at: Option<usize>,
+    /// How far the model has priced it.
+    trip: Trip,
+}
+
+/// Where the current verb, and the answers since the last fence, stand in the cost model.
+#[derive(Clone, Copy, Default, Debug)]
+struct Trip {
+    /// The current verb has been taken in by the server: its `effect` is known.
+    admitted: bool,
+    effect: Picos,
+    /// When the last answer reaches the client's NIC, what it takes of it, and what all of them take.
+    reaches: Picos,
+    last: Picos,
+    answers: Picos,
+    /// The client's NIC has the answers.
+    returned: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -150,6 +213,9 @@ struct Connection {
     server: usize,
     state: ConnectionState,
     near: bool,
+    /// In cost mode: the client's NIC and the endpoint's thread.
+    nic: usize,
+    thread: Option<Thread>,
 }
 
 pub(super) struct SimServer {
@@ -203,39 +269,29 @@ struct Flying {
 
 #[derive(Debug)]
 enum Happening {
+    /// In cost mode: the client's NIC sends the verbs up to the next fence.
+    Send(Flying),
     Start(Flying),
-    Piece { flying: Flying, verb: u8, piece: u8 },
+    Piece {
+        flying: Flying,
+        verb: u8,
+        piece: u8,
+    },
     End(Flying),
     Complete(Flying),
     TimeOut(Flying),
-    Arrive(Box<(Target, Call)>),
-    Reply(Box<(CallId, CallOutcome)>),
-    LoseServer { server: usize },
-    Resume { group: GroupId },
-    Reconnected { connection: usize, slot: Arc<ReplySlot> },
-}
-
-struct Event {
-    at: Nanos,
-    made: u64,
-    happening: Happening,
-}
-
-impl PartialEq for Event {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.made) == (other.at, other.made)
-    }
-}
-impl Eq for Event {}
-impl PartialOrd for Event {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Event {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.made).cmp(&(other.at, other.made))
-    }
+    Arrive(Box<Arriving>),
+    Reply(Box<Replying>),
+    LoseServer {
+        server: usize,
+    },
+    Resume {
+        group: GroupId,
+    },
+    Reconnected {
+        connection: usize,
+        slot: Arc<ReplySlot>,
+    },
 }
 
 /// What happened in a world, in numbers.
@@ -263,8 +319,9 @@ pub(super) struct World {
     ordered: Arc<AtomicBool>,
     pub(super) servers: Vec<SimServer>,
     pub(super) view: View,
-    events: BinaryHeap<Reverse<Event>>,
-    made: u64,
+    events: Queue<Happening>,
+    /// What things take; without it, the adversary decides.
+    pub(super) cost: Option<Box<Cost>>,
     flights: Slab<Flight>,
     flights_made: u32,
     connections: Vec<Connection>,
@@ -287,6 +344,8 @@ impl World {
         ordered: Arc<AtomicBool>,
     ) -> Self {
         let rng = Rng::with_seed(config.seed);
+        let cores = servers.iter().map(|server| server.logic.cores());
+        let cost = config.pricing.clone().map(|pricing| Box::new(Cost::new(pricing, cores, config.seed)));
         let mut world = Self {
             config,
             now: 0,
@@ -295,8 +354,8 @@ impl World {
             ordered,
             servers,
             view,
-            events: BinaryHeap::new(),
-            made: 0,
+            events: Queue::new(),
+            cost,
             flights: Slab::new(),
             flights_made: 0,
             connections: Vec::new(),
@@ -342,8 +401,7 @@ impl World {
     }
 
     fn schedule(&mut self, at: Nanos, happening: Happening) {
-        self.made += 1;
-        self.events.push(Reverse(Event { at, made: self.made, happening }));
+        self.events.push(at, happening);
     }
 
     fn note(&mut self, kind: u64, what: u64) {
@@ -352,15 +410,20 @@ impl World {
     }
 
     pub(super) fn next_event(&self) -> Option<Nanos> {
-        self.events.peek().map(|Reverse(event)| event.at)
+        self.events.next_at()
     }
 
     /// Lets the next event happen.
     pub(super) fn step(&mut self) {
-        let Some(Reverse(event)) = self.events.pop() else { return };
-        self.now = event.at;
+        let Some((at, happening)) = self.events.pop() else { return };
+        self.now = at;
         self.counts.events += 1;
-        match event.happening {
+        match happening {
+            Happening::Send(flying) => {
+                if let Some(flight) = self.due(flying) {
+                    self.send(flight);
+                }
+            }
             Happening::Start(flying) => {
                 if let Some(flight) = self.due(flying) {
                     self.start(flight);
@@ -380,7 +443,7 @@ impl World {
             }
             Happening::Complete(flying) => {
                 if let Some(flight) = self.find(flying) {
-                    self.land(flight, Landed::Done);
+                    self.complete(flight);
                 }
             }
             Happening::TimeOut(flying) => {
@@ -388,8 +451,8 @@ impl World {
                     self.time_out(flight);
                 }
             }
-            Happening::Arrive(call) => self.arrive(call.0, call.1),
-            Happening::Reply(reply) => self.deliver(reply.0, reply.1),
+            Happening::Arrive(call) => self.arrive(call),
+            Happening::Reply(reply) => self.deliver(reply),
             Happening::LoseServer { server } => self.lose_server(server),
             Happening::Resume { group } => self.order(Order::Resume(group)),
             Happening::Reconnected { connection, slot } => self.reconnected(connection, &slot),
@@ -422,6 +485,9 @@ impl World {
 
     /// How long a message takes one way between a connection's ends.
     fn latency(&mut self, server: usize, near: bool) -> Nanos {
+        if let Some(cost) = &self.cost {
+            return if near { 0 } else { cost.one_way(self.slowness(server)) };
+        }
         let latency = self.config.latency;
         if near {
             return self.rng.u64(latency.near_ns / 2..=latency.near_ns);
@@ -541,11 +607,13 @@ impl World {
         group: GroupId,
         server: usize,
         near: bool,
+        thread: Option<Thread>,
     ) -> (usize, RegionTable) {
         let admitted = self.servers[server].admitted.get(&session);
         let permissions = admitted.filter(|(of, _)| *of == term).map(|(_, permissions)| *permissions);
         let state = if permissions.is_some() { ConnectionState::Open } else { ConnectionState::Closed };
-        self.connections.push(Connection { session, group, server, state, near });
+        let nic = self.cost.as_mut().map_or(0, |cost| cost.nic_of(group));
+        self.connections.push(Connection { session, group, server, state, near, nic, thread });
         let table = self.servers[server].table.restricted_to(permissions.unwrap_or(Permissions::NONE));
         (self.connections.len() - 1, table)
     }
@@ -689,8 +757,13 @@ impl World {
             detached: false,
             lost: false,
             cut_at: None,
+            trip: Trip::default(),
         };
         let key = self.flights.insert(flight);
+        if self.cost.is_some() {
+            self.depart(key);
+            return key;
+        }
         let (server, near) = (self.connections[connection].server, self.connections[connection].near);
         let at = self.now + self.latency(server, near);
         let flying = self.flying(key);
@@ -780,6 +853,9 @@ impl World {
             self.give_up(key);
             return;
         }
+        if self.cost.is_some() && !self.admit(key) {
+            return;
+        }
         self.tear_conflicting(key);
         let flight = &self.flights[key];
         let verb = &flight.verbs[flight.next];
@@ -794,7 +870,10 @@ impl World {
             self.next_verb(key);
             return;
         }
-        let window = self.rng.u64(1..=self.config.window_ns) * if near { 1 } else { self.slowness(server) };
+        let window = match self.spread(key) {
+            Some(window) => window,
+            None => self.rng.u64(1..=self.config.window_ns) * if near { 1 } else { self.slowness(server) },
+        };
         let ends_at = self.now + window;
         let flight = &mut self.flights[key];
         (flight.open, flight.ends_at) = (true, ends_at);
@@ -826,6 +905,9 @@ impl World {
     }
 
     fn next_verb(&mut self, key: usize) {
+        if self.cost.is_some() {
+            return self.priced_next_verb(key);
+        }
         let connection = &self.connections[self.flights[key].connection];
         let (server, near) = (connection.server, connection.near);
         let flight = &mut self.flights[key];
