@@ -44,7 +44,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
-use world::{Action, Bytes, Landed, Sender, SimServer, SimVerb, SimVerbs, World, server_group};
+use world::{Action, Bytes, Landed, Masks, Sender, SimServer, SimVerb, SimVerbs, World, server_group};
 
 /// How long messages take, at random.
 #[derive(Clone, Copy, Debug)]
@@ -313,29 +313,34 @@ impl Sim {
         world.cost.as_ref().map(|cost| cost.usage(world.now)).unwrap_or_default()
     }
 
-    /// Lets the next timer or event happen.
+    /// Lets timers and events happen until there is something to do.
     fn advance(&self) -> Result<(), SimStop> {
-        let executor = &self.inner.executor;
-        let mut world = self.inner.cluster.world.borrow();
-        let (timer, event) = (executor.next_timer(), world.next_event());
-        let at = match (timer, event) {
-            (Some(timer), Some(event)) => timer.min(event),
-            (Some(at), None) | (None, Some(at)) => at,
-            (None, None) => return Err(SimStop::Deadlock { at_ns: world.now, tasks: executor.tasks() }),
-        };
-        if at > world.config.max_virtual_ns {
-            return Err(SimStop::TooLong);
-        }
-        if world.counts.events > world.config.max_events {
-            return Err(SimStop::TooManyEvents { at_ns: at });
-        }
-        executor.set_now(at);
-        if event == Some(at) {
-            world.step();
-        } else {
-            world.now = at;
-            drop(world);
-            executor.fire_timers();
+        let (executor, cluster) = (&self.inner.executor, &self.inner.cluster);
+        let mut world = cluster.world.borrow();
+        // Only tasks make timers, and none runs in here.
+        let timer = executor.next_timer();
+        while !executor.any_woken() && !cluster.ordered.load(Ordering::Relaxed) {
+            let event = world.next_event();
+            let at = match (timer, event) {
+                (Some(timer), Some(event)) => timer.min(event),
+                (Some(at), None) | (None, Some(at)) => at,
+                (None, None) => return Err(SimStop::Deadlock { at_ns: world.now, tasks: executor.tasks() }),
+            };
+            if at > world.config.max_virtual_ns {
+                return Err(SimStop::TooLong);
+            }
+            if world.counts.events > world.config.max_events {
+                return Err(SimStop::TooManyEvents { at_ns: at });
+            }
+            executor.set_now(at);
+            if event == Some(at) {
+                world.step();
+            } else {
+                world.now = at;
+                drop(world);
+                executor.fire_timers();
+                return Ok(());
+            }
         }
         Ok(())
     }
@@ -582,7 +587,8 @@ fn translate(verb: Verb, fence_before: bool, pool: &BufPool) -> (SimVerb, Landin
             (Action::Cas { expected, desired }, Bytes::None, LandingPlace::Word)
         }
         Verb::MaskedCas { compare, compare_mask, swap, swap_mask, .. } => {
-            (Action::MaskedCas { compare, compare_mask, swap, swap_mask }, Bytes::None, LandingPlace::Word)
+            let masks = Masks { compare, compare_mask, swap, swap_mask };
+            (Action::MaskedCas(Box::new(masks)), Bytes::None, LandingPlace::Word)
         }
         Verb::Faa { add, .. } => (Action::Faa { add }, Bytes::None, LandingPlace::Word),
     };

@@ -1,6 +1,6 @@
 //! Calls on their way to servers and sessions, their replies, and what becomes of those that nobody will answer.
 
-use super::{ConnectionState, Happening, SimServer, SimServerMemory, Waiting, World};
+use super::{ConnectionState, Rare, SimServer, SimServerMemory, Waiting, World};
 use crate::addr::{ServerId, SessionId};
 use crate::call::{Call, CallError, CallId, CallOutcome, Target};
 use crate::clock::Nanos;
@@ -44,7 +44,7 @@ pub(in crate::transport::sim) enum Sender {
 impl World {
     /// Tells a caller, at that time, that no reply comes.
     fn fail_call(&mut self, at: Nanos, to: CallId, error: CallError) {
-        self.schedule(at, Happening::Reply(Box::new(Replying { to, outcome: Err(error), reaches: None })));
+        self.schedule_rare(at, Rare::Reply(Box::new(Replying { to, outcome: Err(error), reaches: None })));
     }
 
     pub(in crate::transport::sim) fn call(
@@ -78,12 +78,12 @@ impl World {
             Some(at) => at,
             None => self.now + self.latency(server, false),
         };
-        self.schedule(at, Happening::Arrive(arriving));
+        self.schedule_rare(at, Rare::Arrive(arriving));
     }
 
     pub(super) fn arrive(&mut self, mut arriving: Box<Arriving>) {
         if let Some(at) = self.price_arrival(&mut arriving) {
-            self.schedule(at, Happening::Arrive(arriving));
+            self.schedule_rare(at, Rare::Arrive(arriving));
             return;
         }
         let Arriving { target, call, .. } = *arriving;
@@ -207,12 +207,12 @@ impl World {
                 self.now + self.latency(if let Sender::Server(server) = from { server } else { 0 }, false)
             }
         };
-        self.schedule(at, Happening::Reply(reply));
+        self.schedule_rare(at, Rare::Reply(reply));
     }
 
     pub(super) fn deliver(&mut self, mut reply: Box<Replying>) {
         if let Some(at) = self.price_delivery(&mut reply) {
-            self.schedule(at, Happening::Reply(reply));
+            self.schedule_rare(at, Rare::Reply(reply));
             return;
         }
         let Replying { to, outcome, .. } = *reply;

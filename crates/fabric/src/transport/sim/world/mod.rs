@@ -14,6 +14,7 @@
 
 mod calls;
 mod effects;
+mod event;
 mod priced;
 mod queue;
 
@@ -34,7 +35,7 @@ use crate::server::{ServerLogic, ServerMemory};
 use crate::transport::{Inbox, ReplySlot, View};
 use crate::verb::INLINE_BYTES;
 pub(super) use calls::Sender;
-use calls::{Arriving, Replying};
+use event::{Event, Flying, Rare, What};
 use fastrand::Rng;
 use queue::Queue;
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
@@ -59,13 +60,22 @@ pub(super) fn server_of(group: GroupId) -> Option<usize> {
 }
 
 /// What a verb does, without the buffers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Action {
     Read,
     Write,
     Cas { expected: u64, desired: u64 },
-    MaskedCas { compare: u64, compare_mask: u64, swap: u64, swap_mask: u64 },
+    MaskedCas(Box<Masks>),
     Faa { add: u64 },
+}
+
+/// The operands of a masked CAS, apart, since they are many and it is rare.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Masks {
+    pub(super) compare: u64,
+    pub(super) compare_mask: u64,
+    pub(super) swap: u64,
+    pub(super) swap_mask: u64,
 }
 
 /// The bytes that a verb in flight owns, so that nothing has to be copied on the way.
@@ -168,7 +178,7 @@ pub(super) struct Flight {
     open: bool,
     /// When the open verb's window ends.
     ends_at: Nanos,
-    torn: Option<Torn>,
+    torn: Option<Box<Torn>>,
     /// All effects have happened, or never will.
     settled: bool,
     pub(super) landed: Option<Landed>,
@@ -259,41 +269,6 @@ impl Process {
     }
 }
 
-/// A flight by its key and serial: keys are used again, and a flight that is delayed gets a new serial, which voids the
-/// events it had. Small, because events are moved about a lot.
-#[derive(Clone, Copy, Debug)]
-struct Flying {
-    key: u32,
-    serial: u32,
-}
-
-#[derive(Debug)]
-enum Happening {
-    /// In cost mode: the client's NIC sends the verbs up to the next fence.
-    Send(Flying),
-    Start(Flying),
-    Piece {
-        flying: Flying,
-        verb: u8,
-        piece: u8,
-    },
-    End(Flying),
-    Complete(Flying),
-    TimeOut(Flying),
-    Arrive(Box<Arriving>),
-    Reply(Box<Replying>),
-    LoseServer {
-        server: usize,
-    },
-    Resume {
-        group: GroupId,
-    },
-    Reconnected {
-        connection: usize,
-        slot: Arc<ReplySlot>,
-    },
-}
-
 /// What happened in a world, in numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SimCounts {
@@ -319,7 +294,8 @@ pub(super) struct World {
     ordered: Arc<AtomicBool>,
     pub(super) servers: Vec<SimServer>,
     pub(super) view: View,
-    events: Queue<Happening>,
+    events: Queue<Event>,
+    rare: Slab<Rare>,
     /// What things take; without it, the adversary decides.
     pub(super) cost: Option<Box<Cost>>,
     flights: Slab<Flight>,
@@ -355,6 +331,7 @@ impl World {
             servers,
             view,
             events: Queue::new(),
+            rare: Slab::new(),
             cost,
             flights: Slab::new(),
             flights_made: 0,
@@ -370,7 +347,7 @@ impl World {
         for fault in world.plan.faults.clone() {
             if let Fault::LoseServer { server, at_ns } = fault {
                 if usize::from(server) < world.servers.len() {
-                    world.schedule(at_ns, Happening::LoseServer { server: usize::from(server) });
+                    world.schedule_rare(at_ns, Rare::LoseServer { server: usize::from(server) });
                 }
             }
         }
@@ -400,8 +377,9 @@ impl World {
         self.ordered.store(true, Ordering::Relaxed);
     }
 
-    fn schedule(&mut self, at: Nanos, happening: Happening) {
-        self.events.push(at, happening);
+    #[inline]
+    fn schedule(&mut self, at: Nanos, event: Event) {
+        self.events.push(at, event);
     }
 
     fn note(&mut self, kind: u64, what: u64) {
@@ -415,48 +393,60 @@ impl World {
 
     /// Lets the next event happen.
     pub(super) fn step(&mut self) {
-        let Some((at, happening)) = self.events.pop() else { return };
+        let Some((at, event)) = self.events.pop() else { return };
         self.now = at;
         self.counts.events += 1;
-        match happening {
-            Happening::Send(flying) => {
+        let flying = event.flying();
+        match event.what() {
+            What::Send => {
                 if let Some(flight) = self.due(flying) {
                     self.send(flight);
                 }
             }
-            Happening::Start(flying) => {
+            What::Start => {
                 if let Some(flight) = self.due(flying) {
                     self.start(flight);
                 }
             }
-            Happening::Piece { flying, verb, piece } => {
-                if let Some(flight) =
-                    self.due(flying).filter(|key| self.flights[*key].next == usize::from(verb))
-                {
+            What::Piece => {
+                let (verb, piece) = event.part();
+                if let Some(flight) = self.due(flying).filter(|key| self.flights[*key].next == verb) {
                     self.apply_piece(flight, piece);
                 }
             }
-            Happening::End(flying) => {
+            What::End => {
                 if let Some(flight) = self.due(flying) {
                     self.end(flight);
                 }
             }
-            Happening::Complete(flying) => {
+            What::Complete => {
                 if let Some(flight) = self.find(flying) {
                     self.complete(flight);
                 }
             }
-            Happening::TimeOut(flying) => {
+            What::TimeOut => {
                 if let Some(flight) = self.find(flying) {
                     self.time_out(flight);
                 }
             }
-            Happening::Arrive(call) => self.arrive(call),
-            Happening::Reply(reply) => self.deliver(reply),
-            Happening::LoseServer { server } => self.lose_server(server),
-            Happening::Resume { group } => self.order(Order::Resume(group)),
-            Happening::Reconnected { connection, slot } => self.reconnected(connection, &slot),
+            What::Rare => self.happen(event.key()),
         }
+    }
+
+    #[cold]
+    fn happen(&mut self, key: usize) {
+        match self.rare.remove(key) {
+            Rare::Arrive(call) => self.arrive(call),
+            Rare::Reply(reply) => self.deliver(reply),
+            Rare::LoseServer { server } => self.lose_server(server),
+            Rare::Resume { group } => self.order(Order::Resume(group)),
+            Rare::Reconnected { connection, slot } => self.reconnected(connection, &slot),
+        }
+    }
+
+    fn schedule_rare(&mut self, at: Nanos, event: Rare) {
+        let key = self.rare.insert(event);
+        self.schedule(at, Event::rare(key));
     }
 
     /// The flight, if it is still there.
@@ -586,7 +576,7 @@ impl World {
         }
         let at = self.now + self.rng.u64(0..=self.config.late_ns);
         let flying = self.renew(flight);
-        self.schedule(at, Happening::Start(flying));
+        self.schedule(at, Event::new(What::Start, flying));
         self.counts.late += 1;
     }
 
@@ -658,7 +648,7 @@ impl World {
     pub(super) fn reconnect(&mut self, connection: usize, slot: Arc<ReplySlot>) {
         let (server, near) = (self.connections[connection].server, self.connections[connection].near);
         let at = self.now + self.latency(server, near) + self.latency(server, near);
-        self.schedule(at, Happening::Reconnected { connection, slot });
+        self.schedule_rare(at, Rare::Reconnected { connection, slot });
     }
 
     fn reconnected(&mut self, connection: usize, slot: &ReplySlot) {
@@ -725,7 +715,7 @@ impl World {
                 Fault::Pause { for_ns, .. } => {
                     self.note(3, u64::from(group));
                     self.order(Order::Pause(group));
-                    self.schedule(self.now + for_ns, Happening::Resume { group });
+                    self.schedule_rare(self.now + for_ns, Rare::Resume { group });
                 }
                 Fault::LoseCompletion { late_ns, .. } => lose = Some(late_ns),
                 _ => {}
@@ -741,7 +731,7 @@ impl World {
     fn launch(&mut self, connection: usize, verbs: SimVerbs) -> usize {
         self.flights_made = self.flights_made.wrapping_add(1);
         if let Some(memory) = verbs[0].region_of(&self.servers[self.connections[connection].server]) {
-            memory.prefetch(verbs[0].offset);
+            memory.prefetch(verbs[0].offset, verbs[0].len());
         }
         let flight = Flight {
             serial: self.flights_made,
@@ -767,7 +757,7 @@ impl World {
         let (server, near) = (self.connections[connection].server, self.connections[connection].near);
         let at = self.now + self.latency(server, near);
         let flying = self.flying(key);
-        self.schedule(at, Happening::Start(flying));
+        self.schedule(at, Event::new(What::Start, flying));
         key
     }
 
@@ -783,12 +773,12 @@ impl World {
             _ => {
                 let flying = self.renew(flight);
                 let late = at + self.rng.u64(0..=late_ns);
-                self.schedule(late, Happening::Start(flying));
+                self.schedule(late, Event::new(What::Start, flying));
                 self.counts.late += 1;
             }
         }
         let flying = self.flying(flight);
-        self.schedule(at, Happening::TimeOut(flying));
+        self.schedule(at, Event::new(What::TimeOut, flying));
     }
 
     /// The client gives up on a flight: its outcome is unknown, and so is that of all else on the connection.
@@ -887,7 +877,7 @@ impl World {
             self.cut_up(key);
         }
         let flying = self.flying(key);
-        self.schedule(ends_at, Happening::End(flying));
+        self.schedule(ends_at, Event::new(What::End, flying));
     }
 
     fn end(&mut self, key: usize) {
@@ -919,7 +909,7 @@ impl World {
                 at += self.latency(server, near) + self.latency(server, near);
             }
             let flying = self.flying(key);
-            self.schedule(at, Happening::Start(flying));
+            self.schedule(at, Event::new(What::Start, flying));
             return;
         }
         let lost = flight.lost;
@@ -927,7 +917,7 @@ impl World {
         if !lost && self.flights.contains(key) {
             let at = self.now + self.latency(server, near);
             let flying = self.flying(key);
-            self.schedule(at, Happening::Complete(flying));
+            self.schedule(at, Event::new(What::Complete, flying));
         }
     }
 
@@ -952,7 +942,7 @@ impl World {
         let flying = self.flying(key);
         self.settle(key);
         if self.flights.contains(key) {
-            self.schedule(self.now + self.config.timeout_ns, Happening::TimeOut(flying));
+            self.schedule(self.now + self.config.timeout_ns, Event::new(What::TimeOut, flying));
         }
     }
 }

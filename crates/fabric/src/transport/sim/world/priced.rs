@@ -6,7 +6,7 @@
 //! Two verbs that arrive within a few nanoseconds of each other may thus be served in the other order; nothing is lost or idle for it.
 
 use super::calls::{Arriving, Replying, Sender};
-use super::{Action, Happening, Landed, SimVerb, Trip, World};
+use super::{Action, Event, Landed, SimVerb, Trip, What, World};
 use crate::addr::RegionId;
 use crate::call::{CallOutcome, Target};
 use crate::clock::Nanos;
@@ -61,7 +61,7 @@ impl World {
         let at = if connection.near { self.now } else { cost.post(thread, self.now) };
         if at > self.now {
             let flying = self.flying(key);
-            self.schedule(at, Happening::Send(flying));
+            self.schedule(at, Event::new(What::Send, flying));
         } else {
             self.send(key);
         }
@@ -71,7 +71,7 @@ impl World {
     pub(super) fn send(&mut self, key: usize) {
         if let Some(at) = self.returns_later(key) {
             let flying = self.flying(key);
-            self.schedule(at, Happening::Send(flying));
+            self.schedule(at, Event::new(What::Send, flying));
             return;
         }
         let connection = &self.connections[self.flights[key].connection];
@@ -97,7 +97,7 @@ impl World {
             cost.verb_asks(verb.reaches, verb.request_bytes(), verb.access())
         };
         let flying = self.flying(key);
-        self.schedule(at, Happening::Start(flying));
+        self.schedule(at, Event::new(What::Start, flying));
     }
 
     /// Takes the current verb of a flight into the server's NIC; false if its effect comes later. Its answer leaves with it.
@@ -118,7 +118,7 @@ impl World {
             let at = ceil(trip.effect);
             if at > now {
                 let flying = self.flying(key);
-                self.schedule(at, Happening::Start(flying));
+                self.schedule(at, Event::new(What::Start, flying));
                 return false;
             }
         }
@@ -156,17 +156,17 @@ impl World {
             if near { self.now } else { ceil(cost.asks_for(flight.trip.reaches, flight.trip.last)) };
         if let Some(verb) = flight.verbs.get(flight.next) {
             if near || verb.fence_before {
-                self.schedule(answer_at, Happening::Send(flying));
+                self.schedule(answer_at, Event::new(What::Send, flying));
             } else {
                 let at = cost.verb_asks(verb.reaches, verb.request_bytes(), verb.access());
-                self.schedule(at.max(self.now), Happening::Start(flying));
+                self.schedule(at.max(self.now), Event::new(What::Start, flying));
             }
             return;
         }
         let lost = flight.lost;
         self.settle(key);
         if !lost && self.flights.contains(key) {
-            self.schedule(answer_at.max(self.now), Happening::Complete(flying));
+            self.schedule(answer_at.max(self.now), Event::new(What::Complete, flying));
         }
     }
 
@@ -195,7 +195,7 @@ impl World {
             let at = self.cost.as_mut().map_or(received, |cost| cost.poll(thread, received));
             if at > self.now {
                 let flying = self.flying(key);
-                self.schedule(at, Happening::Complete(flying));
+                self.schedule(at, Event::new(What::Complete, flying));
                 return;
             }
         }

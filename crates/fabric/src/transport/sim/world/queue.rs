@@ -20,7 +20,7 @@ const _: () = assert!(WORDS % 64 == 0 && WORDS <= 128);
 struct Node<T> {
     at: Nanos,
     next: u32,
-    what: Option<T>,
+    what: T,
 }
 
 /// A queue of events.
@@ -38,7 +38,7 @@ pub(super) struct Queue<T> {
     made: u64,
 }
 
-impl<T> Queue<T> {
+impl<T: Copy> Queue<T> {
     pub(super) fn new() -> Self {
         Self {
             base: 0,
@@ -56,7 +56,7 @@ impl<T> Queue<T> {
     #[inline]
     pub(super) fn push(&mut self, at: Nanos, what: T) {
         let at = at.max(self.base);
-        let node = Node { at, next: NONE, what: Some(what) };
+        let node = Node { at, next: NONE, what };
         let n = if self.free == NONE {
             self.nodes.push(node);
             u32::try_from(self.nodes.len() - 1).expect("fewer events than that at a time")
@@ -139,7 +139,7 @@ impl<T> Queue<T> {
         };
         let n = self.slots[slot].0;
         let node = &mut self.nodes[n as usize];
-        let (at, next, what) = (node.at, node.next, node.what.take());
+        let (at, next, what) = (node.at, node.next, node.what);
         node.next = self.free;
         self.free = n;
         self.slots[slot].0 = next;
@@ -151,7 +151,7 @@ impl<T> Queue<T> {
         }
         self.base = at;
         self.pull();
-        what.map(|what| (at, what))
+        Some((at, what))
     }
 
     /// Brings in what has come within reach.
