@@ -320,11 +320,10 @@ impl Sim {
         // Only tasks make timers, and none runs in here.
         let timer = executor.next_timer();
         while !executor.any_woken() && !cluster.ordered.load(Ordering::Relaxed) {
-            let event = world.next_event();
-            let at = match (timer, event) {
-                (Some(timer), Some(event)) => timer.min(event),
-                (Some(at), None) | (None, Some(at)) => at,
-                (None, None) => return Err(SimStop::Deadlock { at_ns: world.now, tasks: executor.tasks() }),
+            // Where a timer and an event are due at the same time, the event comes first.
+            let event = world.next_event(timer.unwrap_or(Nanos::MAX));
+            let Some(at) = event.map(|(at, _)| at).or(timer) else {
+                return Err(SimStop::Deadlock { at_ns: world.now, tasks: executor.tasks() });
             };
             if at > world.config.max_virtual_ns {
                 return Err(SimStop::TooLong);
@@ -333,8 +332,8 @@ impl Sim {
                 return Err(SimStop::TooManyEvents { at_ns: at });
             }
             executor.set_now(at);
-            if event == Some(at) {
-                world.step();
+            if let Some((at, event)) = event {
+                world.happen(at, event);
             } else {
                 world.now = at;
                 drop(world);
@@ -633,15 +632,25 @@ impl SimTicket {
         }
     }
 
-    fn outputs(&self, verbs: SimVerbs) -> Completed {
-        let mut outputs: SmallVec<[Output; 2]> = verbs.iter().map(|_| Output::Done).collect();
-        for (verb, (n, place)) in verbs.into_iter().zip(&self.landings) {
-            match (place, verb.data) {
-                (LandingPlace::Pooled, Bytes::Owned(buf)) => outputs[*n] = Output::Bytes(buf),
-                (LandingPlace::Shared(buf, at), data) => buf.memory().write(*at, &data),
-                (LandingPlace::Word, _) => outputs[*n] = Output::Previous(verb.previous),
-                (LandingPlace::Nowhere | LandingPlace::Pooled, _) => {}
+    fn outputs(&self, mut verbs: SimVerbs) -> Completed {
+        let output = |verb: SimVerb, place: &LandingPlace| match (place, verb.data) {
+            (LandingPlace::Pooled, Bytes::Owned(buf)) => Output::Bytes(buf),
+            (LandingPlace::Word, _) => Output::Previous(verb.previous),
+            (LandingPlace::Shared(buf, at), data) => {
+                buf.memory().write(*at, &data);
+                Output::Done
             }
+            (LandingPlace::Nowhere | LandingPlace::Pooled, _) => Output::Done,
+        };
+        let mut outputs = SmallVec::new();
+        if let [(_, place)] = &*self.landings {
+            // Nearly always there is one.
+            outputs.extend(verbs.pop().map(|verb| output(verb, place)));
+            return Completed { outputs };
+        }
+        outputs.extend(verbs.iter().map(|_| Output::Done));
+        for (verb, (n, place)) in verbs.into_iter().zip(&self.landings) {
+            outputs[*n] = output(verb, place);
         }
         Completed { outputs }
     }

@@ -111,6 +111,8 @@ impl Prices {
 pub(super) struct Responder {
     /// When each unit is free again.
     units: Vec<Picos>,
+    /// The unit that is looked at first.
+    turn: usize,
     /// When each bucket is: a bucket is an aligned word's address without its low 3 bits, cut to `bucket_bits`.
     buckets: Vec<Picos>,
     pcie: Lane,
@@ -123,6 +125,7 @@ impl Responder {
     pub(super) fn new(profile: &Profile) -> Self {
         Self {
             units: vec![0; profile.units],
+            turn: 0,
             buckets: vec![0; 1 << (profile.bucket_bits - 3)],
             pcie: Lane::default(),
             on_chip: Lane::default(),
@@ -133,10 +136,14 @@ impl Responder {
 
     /// Takes in a verb whose request has been received; when it takes effect.
     pub(super) fn admit(&mut self, received: Picos, access: Access, prices: &Prices) -> Picos {
-        let mut unit = 0;
-        for (n, free) in self.units.iter().enumerate() {
-            if *free < self.units[unit] {
-                unit = n;
+        // Any unit that is free is as good as another; if none is, the first to be.
+        self.turn = if self.turn + 1 < self.units.len() { self.turn + 1 } else { 0 };
+        let mut unit = self.turn;
+        if self.units[unit] > received {
+            for (n, free) in self.units.iter().enumerate() {
+                if *free < self.units[unit] {
+                    unit = n;
+                }
             }
         }
         let begun = received.max(self.units[unit]);

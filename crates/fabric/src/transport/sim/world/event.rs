@@ -42,7 +42,7 @@ pub(super) enum What {
 
 /// An event as it waits. Whole words, so that moving one never has to wait for its parts to be put together.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Event {
+pub(in crate::transport::sim) struct Event {
     /// The flight's key and serial, or the key of a rare event.
     whose: u64,
     /// What, which verb, which piece: a byte each.

@@ -220,6 +220,7 @@ enum ConnectionState {
 struct Connection {
     session: SessionId,
     group: GroupId,
+    process: usize,
     server: usize,
     state: ConnectionState,
     near: bool,
@@ -259,6 +260,9 @@ impl Process {
     fn count_verbs(&mut self, verbs: u64) -> SmallVec<[Fault; 1]> {
         let due = self.verbs..self.verbs + verbs;
         self.verbs = due.end;
+        if self.faults.is_empty() {
+            return SmallVec::new();
+        }
         let is_due = |fault: &&Fault| match fault {
             Fault::Kill { at_verb, .. }
             | Fault::Pause { at_verb, .. }
@@ -305,7 +309,9 @@ pub(super) struct World {
     inboxes: FxHashMap<SessionId, (Arc<Inbox>, GroupId)>,
     /// Calls whose reply will be lost.
     muted: FxHashSet<CallId>,
-    processes: FxHashMap<GroupId, Process>,
+    processes: Vec<Process>,
+    /// Which of them each group is.
+    process_of: FxHashMap<GroupId, usize>,
     plan: FaultPlan,
     rng: Rng,
     trace: FxHasher,
@@ -339,7 +345,8 @@ impl World {
             waiting: FxHashMap::default(),
             inboxes: FxHashMap::default(),
             muted: FxHashSet::default(),
-            processes: FxHashMap::default(),
+            processes: Vec::new(),
+            process_of: FxHashMap::default(),
             plan,
             rng,
             trace: FxHasher::default(),
@@ -387,13 +394,14 @@ impl World {
         self.trace.write_u64(kind << 56 ^ what);
     }
 
-    pub(super) fn next_event(&self) -> Option<Nanos> {
-        self.events.next_at()
+    /// The next event, unless it is due after `until`.
+    #[inline]
+    pub(super) fn next_event(&mut self, until: Nanos) -> Option<(Nanos, Event)> {
+        self.events.pop(until)
     }
 
-    /// Lets the next event happen.
-    pub(super) fn step(&mut self) {
-        let Some((at, event)) = self.events.pop() else { return };
+    /// Lets an event happen.
+    pub(super) fn happen(&mut self, at: Nanos, event: Event) {
         self.now = at;
         self.counts.events += 1;
         let flying = event.flying();
@@ -429,12 +437,12 @@ impl World {
                     self.time_out(flight);
                 }
             }
-            What::Rare => self.happen(event.key()),
+            What::Rare => self.happen_rarely(event.key()),
         }
     }
 
     #[cold]
-    fn happen(&mut self, key: usize) {
+    fn happen_rarely(&mut self, key: usize) {
         match self.rare.remove(key) {
             Rare::Arrive(call) => self.arrive(call),
             Rare::Reply(reply) => self.deliver(reply),
@@ -514,9 +522,10 @@ impl World {
         self.plan.faults.iter().find_map(skew).unwrap_or_default()
     }
 
-    fn process(&mut self, group: GroupId) -> &mut Process {
-        let plan = &self.plan;
-        self.processes.entry(group).or_insert_with(|| {
+    /// The number of a group's process.
+    fn process_number(&mut self, group: GroupId) -> usize {
+        let (plan, processes) = (&self.plan, &mut self.processes);
+        *self.process_of.entry(group).or_insert_with(|| {
             let of_group = |fault: &&Fault| match fault {
                 Fault::Kill { client, .. }
                 | Fault::Pause { client, .. }
@@ -525,12 +534,18 @@ impl World {
                 _ => false,
             };
             let faults = plan.faults.iter().filter(of_group).copied().collect();
-            Process { faults, ..Process::default() }
+            processes.push(Process { faults, ..Process::default() });
+            processes.len() - 1
         })
     }
 
+    fn process(&mut self, group: GroupId) -> &mut Process {
+        let number = self.process_number(group);
+        &mut self.processes[number]
+    }
+
     fn is_dead(&self, group: GroupId) -> bool {
-        self.processes.get(&group).is_some_and(|p| p.dead)
+        self.process_of.get(&group).is_some_and(|number| self.processes[*number].dead)
     }
 
     /// A process dies: what it has in flight lands, is cut, or comes late.
@@ -603,7 +618,8 @@ impl World {
         let permissions = admitted.filter(|(of, _)| *of == term).map(|(_, permissions)| *permissions);
         let state = if permissions.is_some() { ConnectionState::Open } else { ConnectionState::Closed };
         let nic = self.cost.as_mut().map_or(0, |cost| cost.nic_of(group));
-        self.connections.push(Connection { session, group, server, state, near, nic, thread });
+        let process = self.process_number(group);
+        self.connections.push(Connection { session, group, process, server, state, near, nic, thread });
         let table = self.servers[server].table.restricted_to(permissions.unwrap_or(Permissions::NONE));
         (self.connections.len() - 1, table)
     }
@@ -691,8 +707,8 @@ impl World {
         if let Some(error) = self.refusal(connection) {
             return Err(error);
         }
-        let group = self.connections[connection].group;
-        let process = self.process(group);
+        let Connection { group, process, .. } = self.connections[connection];
+        let process = &mut self.processes[process];
         if process.dead {
             return Ok(None);
         }
@@ -815,16 +831,17 @@ impl World {
     /// Takes the verbs of a flight that has landed, with how.
     pub(super) fn collect(&mut self, key: usize, waker: &Waker) -> Option<(Landed, SimVerbs)> {
         let flight = &mut self.flights[key];
-        let Some(landed) = flight.landed.clone() else {
+        if flight.landed.is_none() {
             flight.waker = Some(waker.clone());
             return None;
-        };
+        }
         if flight.settled {
-            return Some((landed, self.flights.remove(key).verbs));
+            let Flight { landed, verbs, .. } = self.flights.remove(key);
+            return landed.map(|landed| (landed, verbs));
         }
         // A late effect needs its verbs still; a failed flight's results are not looked at.
         flight.detached = true;
-        Some((landed, SimVerbs::new()))
+        flight.landed.clone().map(|landed| (landed, SimVerbs::new()))
     }
 
     pub(super) fn detach(&mut self, key: usize) {

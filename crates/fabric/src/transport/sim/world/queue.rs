@@ -118,28 +118,26 @@ impl<T: Copy> Queue<T> {
         Some(found * 64 + self.used[found].trailing_zeros() as usize)
     }
 
-    /// When the next event is due.
+    /// Takes the next event, unless it is due after `until`.
     #[inline]
-    pub(super) fn next_at(&self) -> Option<Nanos> {
-        match self.first() {
-            Some(slot) => Some(self.nodes[self.slots[slot].0 as usize].at),
-            None => self.far.peek().map(|Reverse((at, ..))| *at),
-        }
-    }
-
-    /// Takes the next event.
-    #[inline]
-    pub(super) fn pop(&mut self) -> Option<(Nanos, T)> {
+    pub(super) fn pop(&mut self, until: Nanos) -> Option<(Nanos, T)> {
         let slot = if let Some(slot) = self.first() {
             slot
         } else {
-            self.base = self.far.peek().map(|Reverse((at, ..))| *at)?;
+            let at = self.far.peek().map(|Reverse((at, ..))| *at)?;
+            if at > until {
+                return None;
+            }
+            self.base = at;
             self.pull();
-            Self::slot(self.base)
+            Self::slot(at)
         };
         let n = self.slots[slot].0;
         let node = &mut self.nodes[n as usize];
         let (at, next, what) = (node.at, node.next, node.what);
+        if at > until {
+            return None;
+        }
         node.next = self.free;
         self.free = n;
         self.slots[slot].0 = next;
@@ -150,12 +148,13 @@ impl<T: Copy> Queue<T> {
             }
         }
         self.base = at;
-        self.pull();
+        if !self.far.is_empty() {
+            self.pull();
+        }
         Some((at, what))
     }
 
     /// Brings in what has come within reach.
-    #[inline]
     fn pull(&mut self) {
         while let Some(Reverse((at, _, n))) = self.far.peek().copied() {
             if at - self.base >= SLOTS as u64 {
@@ -187,17 +186,18 @@ mod tests {
                     model.push((now + ahead, n));
                 } else {
                     model.sort_unstable();
-                    prop_assert_eq!(queue.next_at(), model.first().map(|(at, _)| *at));
-                    let expected = (!model.is_empty()).then(|| model.remove(0));
-                    prop_assert_eq!(queue.pop(), expected);
+                    let until = now + ahead;
+                    let due = model.first().is_some_and(|(at, _)| *at <= until);
+                    let expected = due.then(|| model.remove(0));
+                    prop_assert_eq!(queue.pop(until), expected);
                     now = expected.map_or(now, |(at, _)| at);
                 }
             }
             model.sort_unstable();
             for expected in model {
-                prop_assert_eq!(queue.pop(), Some(expected));
+                prop_assert_eq!(queue.pop(u64::MAX), Some(expected));
             }
-            prop_assert_eq!(queue.pop(), None);
+            prop_assert_eq!(queue.pop(u64::MAX), None);
         }
     }
 }
