@@ -22,11 +22,11 @@ impl Memory {
         Self { bytes }
     }
 
-    /// Says that these bytes will be needed soon. A few lines are enough: the processor goes on by itself.
+    /// Says that these bytes will be needed soon. Of a long verb, its first KiB: the processor goes on by itself.
     #[inline]
     pub(super) fn prefetch(&self, offset: usize, len: usize) {
         const LINE: usize = 64;
-        const LINES: usize = 4;
+        const LINES: usize = 16;
         for at in (offset..offset + len.min(LINES * LINE)).step_by(LINE) {
             if let Some(byte) = self.bytes.get(at) {
                 crate::mem::prefetch(byte);

@@ -5,9 +5,11 @@
 //! and come back, completions get lost and their effects come late, servers slow down and vanish, clocks drift. A seed
 //! replays exactly; [`SimReport::trace_hash`] proves it.
 //!
+//! In *cost mode* ([`SimConfig::priced`]) times come from a [`Profile`] of real hardware instead, so that the same code can be measured.
+//!
 //! - [`Sim`] owns the tasks and drives them: it polls a random ready task, and when none is ready lets the next event happen.
 //! - `world` holds servers, flights and events; `tear` cuts verbs to pieces; `memory` holds the bytes; [`faults`] is what
-//!   goes wrong, as data.
+//!   goes wrong, as data; `cost` is what things take.
 
 mod bound;
 mod cost;

@@ -84,8 +84,8 @@ impl Event {
 
     #[inline]
     pub(super) fn flying(self) -> Flying {
-        let [a, b, c, d, e, f, g, h] = self.whose.to_le_bytes();
-        Flying { key: u32::from_le_bytes([a, b, c, d]), serial: u32::from_le_bytes([e, f, g, h]) }
+        let half = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).unwrap_or(0);
+        Flying { key: half(self.whose), serial: half(self.whose >> 32) }
     }
 
     /// Which verb of its flight, which piece of it.

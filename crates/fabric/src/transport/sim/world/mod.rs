@@ -9,22 +9,23 @@
 //!    between them; behind the last one the completion is on its way.
 //! 4. `Complete`: the client learns of it.
 //!
+//! When these come is the adversary's choice, or in cost mode the model's (`priced`).
+//!
 //! Invariant: two conflicting verbs of which at least one is longer than a word are never both open and whole. So whatever
 //! the contract allows to be observed can be observed, and what cannot be observed costs nothing.
 
 mod calls;
 mod effects;
 mod event;
+mod flight;
 mod priced;
 mod queue;
 
-use super::cost::{Cost, Picos, Thread};
+use super::cost::{Cost, Thread};
 use super::faults::{Fault, FaultPlan};
 use super::memory::Memory;
-use super::tear::Torn;
 use super::{Order, SimConfig};
 use crate::addr::{RegionId, ServerId, SessionId};
-use crate::buf::Buf;
 use crate::call::{CallError, CallId, Target};
 use crate::clock::Nanos;
 use crate::endpoint::ClockSkew;
@@ -33,17 +34,17 @@ use crate::exec::GroupId;
 use crate::region::{Permissions, RegionTable};
 use crate::server::{ServerLogic, ServerMemory};
 use crate::transport::{Inbox, ReplySlot, View};
-use crate::verb::INLINE_BYTES;
 pub(super) use calls::Sender;
 use event::{Event, Flying, Rare, What};
 use fastrand::Rng;
+pub(super) use flight::{Action, Bytes, Landed, Masks, SimVerb, SimVerbs};
+use flight::{Flight, Trip};
 use queue::Queue;
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 use slab::Slab;
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::hash::Hasher;
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
@@ -57,154 +58,6 @@ pub(super) fn server_group(server: usize) -> GroupId {
 pub(super) fn server_of(group: GroupId) -> Option<usize> {
     let server = u32::MAX - group;
     (server <= u32::from(ServerId::MAX)).then_some(server as usize)
-}
-
-/// What a verb does, without the buffers.
-#[derive(Clone, Debug)]
-pub(super) enum Action {
-    Read,
-    Write,
-    Cas { expected: u64, desired: u64 },
-    MaskedCas(Box<Masks>),
-    Faa { add: u64 },
-}
-
-/// The operands of a masked CAS, apart, since they are many and it is rare.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Masks {
-    pub(super) compare: u64,
-    pub(super) compare_mask: u64,
-    pub(super) swap: u64,
-    pub(super) swap_mask: u64,
-}
-
-/// The bytes that a verb in flight owns, so that nothing has to be copied on the way.
-#[derive(Debug)]
-pub(super) enum Bytes {
-    /// An atomic has none.
-    None,
-    /// A few, that a WRITE carries.
-    Few([u8; INLINE_BYTES], u8),
-    /// What a WRITE carries or a READ fills.
-    Owned(Buf),
-}
-
-impl Deref for Bytes {
-    type Target = [u8];
-
-    #[inline]
-    fn deref(&self) -> &[u8] {
-        match self {
-            Self::None => &[],
-            Self::Few(bytes, len) => &bytes[..usize::from(*len)],
-            Self::Owned(buf) => buf,
-        }
-    }
-}
-
-impl DerefMut for Bytes {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut [u8] {
-        match self {
-            Self::None => &mut [],
-            Self::Few(bytes, len) => &mut bytes[..usize::from(*len)],
-            Self::Owned(buf) => buf,
-        }
-    }
-}
-
-/// A verb in flight, with its bytes.
-#[derive(Debug)]
-pub(super) struct SimVerb {
-    pub(super) action: Action,
-    pub(super) region: RegionId,
-    pub(super) offset: usize,
-    /// What a WRITE carries or a READ has fetched.
-    pub(super) data: Bytes,
-    /// What an atomic found.
-    pub(super) previous: u64,
-    pub(super) fence_before: bool,
-    /// In cost mode: when its request reaches the server's NIC.
-    pub(super) reaches: Picos,
-}
-
-impl SimVerb {
-    fn len(&self) -> usize {
-        match self.action {
-            Action::Read | Action::Write => self.data.len(),
-            _ => 8,
-        }
-    }
-
-    fn region_of<'a>(&self, server: &'a SimServer) -> Option<&'a Memory> {
-        server.regions[usize::from(self.region.get())].as_ref()
-    }
-
-    fn mutates(&self) -> bool {
-        !matches!(self.action, Action::Read)
-    }
-
-    fn in_one_word(&self) -> bool {
-        self.offset / 8 == (self.offset + self.len() - 1) / 8
-    }
-
-    fn conflicts(&self, other: &SimVerb) -> bool {
-        // Word granularity: two writes of different bytes in one word are each atomic, so only shared words matter, but
-        // a torn verb's piece is a whole word's share and never splits one.
-        self.region == other.region
-            && (self.mutates() || other.mutates())
-            && self.offset / 8 < (other.offset + other.len()).div_ceil(8)
-            && other.offset / 8 < (self.offset + self.len()).div_ceil(8)
-    }
-}
-
-pub(super) type SimVerbs = SmallVec<[SimVerb; 1]>;
-
-/// How a flight ended.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Landed {
-    Done,
-    Failed(FabricError),
-}
-
-#[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "they change independently of each other")]
-pub(super) struct Flight {
-    serial: u32,
-    connection: usize,
-    pub(super) verbs: SimVerbs,
-    /// The verb that is due or open.
-    next: usize,
-    open: bool,
-    /// When the open verb's window ends.
-    ends_at: Nanos,
-    torn: Option<Box<Torn>>,
-    /// All effects have happened, or never will.
-    settled: bool,
-    pub(super) landed: Option<Landed>,
-    waker: Option<Waker>,
-    /// Nobody waits for the result.
-    detached: bool,
-    /// The completion will not come.
-    lost: bool,
-    /// The client dies while this verb is on its way: it lands in part, and nothing behind it does.
-    cut_at: Option<usize>,
-    /// How far the model has priced it.
-    trip: Trip,
-}
-
-/// Where the current verb, and the answers since the last fence, stand in the cost model.
-#[derive(Clone, Copy, Default, Debug)]
-struct Trip {
-    /// The current verb has been taken in by the server: its `effect` is known.
-    admitted: bool,
-    effect: Picos,
-    /// When the last answer reaches the client's NIC, what it takes of it, and what all of them take.
-    reaches: Picos,
-    last: Picos,
-    answers: Picos,
-    /// The client's NIC has the answers.
-    returned: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
