@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p farwood-sim` prints the figures (`-- PART` only those with PART in their name); without `--bench` (as `cargo test` runs it) a short run checks that it works.
 //! Absolute rates depend on the machine; the bars are 1.5 M small verbs per second without tearing and 0.4 M with, and in cost mode 1.0 M with
-//! 1 KiB effects over 1 GiB of memory.
+//! 1 KiB effects over 1 GiB of memory (not reached yet on a shared machine: 0.8 to 0.9 M).
 
 use farwood_fabric::clock::RealClock;
 use farwood_fabric::control::{Reply, Request};

@@ -16,8 +16,8 @@
 //! the NICs both ways and a core of the server in between; a procedure's accesses and charged work take a core, for at most a slice at a
 //! time, so that long ones do not keep short ones waiting.
 //!
-//! **Calibrated** on Sherman's Table 1 (FG) only; everything else it says is prediction. `docs/cost-model.md` has the numbers and
-//! the limits.
+//! Most numbers come from a prototype that was fitted to FG+ in Sherman's Table 1; `docs/cost-model.md` says what is known, fitted
+//! and assumed, and where the limits are.
 
 mod nic;
 mod profile;
