@@ -20,6 +20,7 @@ use crate::transport::direct::DirectLink;
 use crate::transport::{Link, Posted};
 use crate::verb::{Batch, BatchFailure, BatchResult};
 use crate::wire;
+use crate::work::Work;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
@@ -172,6 +173,15 @@ impl Endpoint {
         self.inner.executor.yield_now().await;
     }
 
+    /// Says that this thread does some work now, beside its verbs. It takes time in the simulator's cost mode, where the tasks of an
+    /// endpoint share one thread; everywhere else it is free, and returns at once.
+    #[inline]
+    pub async fn charge(&self, work: Work) {
+        if let Link::Sim(link) = &self.inner.link {
+            link.charge(&self.inner.executor, work).await;
+        }
+    }
+
     /// A random number.
     pub fn random(&self) -> u64 {
         self.inner.executor.random()
@@ -245,6 +255,7 @@ impl Endpoint {
                 let (serving, inbox) = (endpoint.clone(), Arc::clone(&inbox));
                 let procedure = procedures.get(call.procedure);
                 endpoint.spawn(async move {
+                    serving.charge(Work::Call).await;
                     let outcome = match procedure {
                         Some(procedure) => {
                             let context =

@@ -400,6 +400,11 @@ impl Executor {
         true
     }
 
+    /// Whether a task has been woken since one was last chosen.
+    pub(crate) fn any_woken(&self) -> bool {
+        self.inner.ready.any.load(Ordering::Acquire)
+    }
+
     /// When the next timer is due.
     pub(crate) fn next_timer(&self) -> Option<Nanos> {
         self.inner.timers.borrow().peek().map(|Reverse(timer)| timer.at)

@@ -14,7 +14,7 @@
 //! | [`call`], [`procedure`], [`control`], [`wire`] | the two-sided path, and what memory servers are asked |
 //! | [`server`] | what a transport and a memory server's logic need of each other |
 //! | [`transport`] | the contract, the conformance suite, `local`, `sim` |
-//! | [`exec`], [`clock`], [`marks`] | tasks, time, coverage marks |
+//! | [`exec`], [`clock`], [`marks`], [`work`] | tasks, time, coverage marks, computation that the simulator charges for |
 //! | [`mem`] | the audited copies of memory that others race on |
 
 pub mod addr;
@@ -37,6 +37,7 @@ pub mod stats;
 pub mod transport;
 pub mod verb;
 pub mod wire;
+pub mod work;
 
 pub use addr::{GlobalAddr, PackedAddr, RegionId, ServerId, SessionId};
 pub use buf::{Buf, SharedBuf};
@@ -49,3 +50,4 @@ pub use session::{Session, SessionOptions};
 pub use stats::OpStats;
 pub use transport::Cluster;
 pub use verb::Batch;
+pub use work::Work;

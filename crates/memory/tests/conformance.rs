@@ -16,7 +16,7 @@ use farwood_fabric::server::ServerLogic;
 use farwood_fabric::transport::Cluster;
 use farwood_fabric::transport::conformance::{Scenario, mistakes, procedures, run_client, scenarios};
 use farwood_fabric::transport::local::LocalCluster;
-use farwood_fabric::transport::sim::{Fault, FaultPlan, Sim, SimConfig};
+use farwood_fabric::transport::sim::{Fault, FaultPlan, Profile, Sim, SimConfig};
 use farwood_fabric::{Executor, FabricError, Session, SessionOptions};
 use farwood_memory::{MemoryServer, ServerConfig};
 use std::sync::Arc;
@@ -183,10 +183,18 @@ enum Variant {
     Untorn,
     Modest,
     OneServer,
+    /// Cost mode: times from a profile, not from the adversary.
+    Priced,
 }
 
-const VARIANTS: [Variant; 5] =
-    [Variant::Adversarial, Variant::UnorderedReads, Variant::Untorn, Variant::Modest, Variant::OneServer];
+const VARIANTS: [Variant; 6] = [
+    Variant::Adversarial,
+    Variant::UnorderedReads,
+    Variant::Untorn,
+    Variant::Modest,
+    Variant::OneServer,
+    Variant::Priced,
+];
 
 fn run_sim(scenario: Scenario, seed: u64, variant: Variant, rounds: u64, plan: &str) -> Result<(), String> {
     let plan = plan.parse().expect("the plan can be read");
@@ -195,9 +203,12 @@ fn run_sim(scenario: Scenario, seed: u64, variant: Variant, rounds: u64, plan: &
 
 fn config(seed: u64, variant: Variant) -> SimConfig {
     let mut config = SimConfig::adversarial(seed);
+    if matches!(variant, Variant::Priced) {
+        config = SimConfig::priced(seed, Profile::named("cx5-100g").expect("built in"));
+    }
     config.max_events = 20_000_000;
     match variant {
-        Variant::Adversarial | Variant::OneServer => {}
+        Variant::Adversarial | Variant::OneServer | Variant::Priced => {}
         Variant::UnorderedReads => config.capabilities.ordered_reads = false,
         Variant::Untorn => config.tear = false,
         Variant::Modest => {

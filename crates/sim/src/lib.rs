@@ -5,6 +5,7 @@
 //! | [`trial`] | one run: a world, a workload, a fault plan, all from one line of text |
 //! | [`shrink`] | makes a failing trial small |
 //! | [`history`] | what clients did and were told |
+//! | [`locks`] | spin locks under skew, in cost mode: what published systems show the limits of their NICs with |
 //! | [`check`] | one checker per property: linearizable, scans, leaks |
 //! | [`mod@reference`] | two tiny structures that take the whole path, and know how to be wrong |
 
@@ -12,6 +13,7 @@
 
 pub mod check;
 pub mod history;
+pub mod locks;
 pub mod reference;
 pub mod shrink;
 pub mod trial;

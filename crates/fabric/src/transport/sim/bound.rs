@@ -3,27 +3,46 @@
 //! A world runs on one thread, yet a `Cluster` is `Send + Sync` for the sake of the other transports. A mutex would do, at the
 //! price of a tenth of the simulator's speed; this checks the thread instead.
 
-use std::cell::{RefCell, RefMut};
+use std::cell::{Cell, RefCell, RefMut};
+use std::mem::ManuallyDrop;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+static THREADS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// Its address tells threads apart, as long as they live.
-    static HERE: u8 = const { 0 };
+    static HERE: Cell<u64> = const { Cell::new(0) };
 }
 
-fn here() -> usize {
-    HERE.with(|here| std::ptr::from_ref(here) as usize)
+/// The number of this thread, which no other ever has.
+fn here() -> u64 {
+    HERE.with(|here| {
+        if here.get() == 0 {
+            here.set(THREADS.fetch_add(1, Ordering::Relaxed) + 1);
+        }
+        here.get()
+    })
 }
 
-/// A value that is only borrowed on the thread that made the cell.
+/// A value that is only touched on the thread that made the cell. Whoever drops the cell on another thread leaks the value.
 pub(super) struct Bound<T> {
-    owner: usize,
-    value: RefCell<T>,
+    owner: u64,
+    value: ManuallyDrop<RefCell<T>>,
 }
 
-// SAFETY: `borrow` is the only access, and it checks the thread before it touches the cell, so no two threads ever do. (When
-// the owner has ended, another thread may get its address, but then only that one passes the check.) The value itself may be
-// dropped anywhere, since `T: Send`.
-unsafe impl<T: Send> Sync for Bound<T> {}
+// SAFETY: `borrow` and `drop` are the only ways to the value, and both check the thread before they touch it, so that no other
+// thread than its own ever does.
+unsafe impl<T> Sync for Bound<T> {}
+// SAFETY: as above: on another thread nothing can be done with it.
+unsafe impl<T> Send for Bound<T> {}
+
+impl<T> Drop for Bound<T> {
+    fn drop(&mut self) {
+        if self.owner == here() {
+            // SAFETY: dropped once, here, on the thread that it belongs to.
+            unsafe { ManuallyDrop::drop(&mut self.value) }
+        }
+    }
+}
 
 impl<T> std::fmt::Debug for Bound<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -33,7 +52,7 @@ impl<T> std::fmt::Debug for Bound<T> {
 
 impl<T> Bound<T> {
     pub(super) fn new(value: T) -> Self {
-        Self { owner: here(), value: RefCell::new(value) }
+        Self { owner: here(), value: ManuallyDrop::new(RefCell::new(value)) }
     }
 
     /// The value.
@@ -59,5 +78,16 @@ mod tests {
         let other = std::sync::Arc::clone(&bound);
         assert!(std::thread::spawn(move || *other.borrow()).join().is_err());
         assert_eq!(*bound.borrow(), 6);
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "the test is about a second thread")]
+    fn what_belongs_to_one_thread_is_not_dropped_on_another() {
+        let shared = std::rc::Rc::new(5);
+        let (here, away) = (Bound::new(shared.clone()), Bound::new(shared.clone()));
+        drop(here);
+        assert_eq!(std::rc::Rc::strong_count(&shared), 2, "dropped where it was made");
+        std::thread::spawn(move || drop(away)).join().unwrap();
+        assert_eq!(std::rc::Rc::strong_count(&shared), 2, "leaked elsewhere");
     }
 }

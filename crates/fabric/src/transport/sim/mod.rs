@@ -5,16 +5,20 @@
 //! and come back, completions get lost and their effects come late, servers slow down and vanish, clocks drift. A seed
 //! replays exactly; [`SimReport::trace_hash`] proves it.
 //!
+//! In *cost mode* ([`SimConfig::priced`]) times come from a [`Profile`] of real hardware instead, so that the same code can be measured.
+//!
 //! - [`Sim`] owns the tasks and drives them: it polls a random ready task, and when none is ready lets the next event happen.
 //! - `world` holds servers, flights and events; `tear` cuts verbs to pieces; `memory` holds the bytes; [`faults`] is what
-//!   goes wrong, as data.
+//!   goes wrong, as data; `cost` is what things take.
 
 mod bound;
+mod cost;
 pub mod faults;
 mod memory;
 mod tear;
 mod world;
 
+pub use cost::{BadProfile, NicUsage, Placement, Pricing, Profile, ServerUsage, Usage};
 pub use faults::{BadPlan, Fault, FaultPlan};
 pub use world::SimCounts;
 
@@ -31,7 +35,9 @@ use crate::procedure::{Procedure, ProcedureContext};
 use crate::region::RegionTable;
 use crate::server::{ServerLogic, StartError};
 use crate::verb::{Batch, BatchFailure, BatchResult, Completed, Landing, Output, Source, Verb, VerbOutcome};
+use crate::work::Work;
 use bound::Bound;
+use cost::Thread;
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -40,7 +46,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
-use world::{Action, Bytes, Landed, SimServer, SimVerb, SimVerbs, World, server_group};
+use world::{Action, Bytes, Landed, Masks, Sender, SimServer, SimVerb, SimVerbs, World, server_group};
 
 /// How long messages take, at random.
 #[derive(Clone, Copy, Debug)]
@@ -87,6 +93,8 @@ pub struct SimConfig {
     pub max_virtual_ns: Nanos,
     /// Mistakes to be caught.
     pub sabotage: Sabotage,
+    /// Cost mode: times come from this hardware, not from `latency` and `window_ns`.
+    pub pricing: Option<Pricing>,
 }
 
 impl SimConfig {
@@ -117,7 +125,26 @@ impl SimConfig {
             max_events: 200_000_000,
             max_virtual_ns: 1000 * SECOND,
             sabotage: Sabotage::default(),
+            pricing: None,
         }
+    }
+
+    /// Cost mode: everything takes what it takes on this hardware, on machines of their own.
+    pub fn priced(seed: u64, profile: Profile) -> Self {
+        Self {
+            pricing: Some(Pricing { profile, placement: Placement::Separate }),
+            max_events: u64::MAX,
+            ..Self::adversarial(seed)
+        }
+    }
+
+    /// Cost mode, with clients and servers on the same machines or not.
+    #[must_use]
+    pub fn placed(mut self, placement: Placement) -> Self {
+        if let Some(pricing) = &mut self.pricing {
+            pricing.placement = placement;
+        }
+        self
     }
 }
 
@@ -282,29 +309,39 @@ impl Sim {
         SimReport { trace_hash: world.trace_hash(), virtual_ns: world.now, counts: world.counts }
     }
 
-    /// Lets the next timer or event happen.
+    /// How busy the hardware has been since the world began; nothing is known of it outside cost mode.
+    pub fn usage(&self) -> Usage {
+        let world = self.inner.cluster.world.borrow();
+        world.cost.as_ref().map(|cost| cost.usage(world.now)).unwrap_or_default()
+    }
+
+    /// Lets timers and events happen until there is something to do.
     fn advance(&self) -> Result<(), SimStop> {
-        let executor = &self.inner.executor;
-        let mut world = self.inner.cluster.world.borrow();
-        let (timer, event) = (executor.next_timer(), world.next_event());
-        let at = match (timer, event) {
-            (Some(timer), Some(event)) => timer.min(event),
-            (Some(at), None) | (None, Some(at)) => at,
-            (None, None) => return Err(SimStop::Deadlock { at_ns: world.now, tasks: executor.tasks() }),
-        };
-        if at > world.config.max_virtual_ns {
-            return Err(SimStop::TooLong);
-        }
-        if world.counts.events > world.config.max_events {
-            return Err(SimStop::TooManyEvents { at_ns: at });
-        }
-        executor.set_now(at);
-        if event == Some(at) {
-            world.step();
-        } else {
-            world.now = at;
-            drop(world);
-            executor.fire_timers();
+        let (executor, cluster) = (&self.inner.executor, &self.inner.cluster);
+        let mut world = cluster.world.borrow();
+        // Only tasks make timers, and none runs in here.
+        let timer = executor.next_timer();
+        while !executor.any_woken() && !cluster.ordered.load(Ordering::Relaxed) {
+            // Where a timer and an event are due at the same time, the event comes first.
+            let event = world.next_event(timer.unwrap_or(Nanos::MAX));
+            let Some(at) = event.map(|(at, _)| at).or(timer) else {
+                return Err(SimStop::Deadlock { at_ns: world.now, tasks: executor.tasks() });
+            };
+            if at > world.config.max_virtual_ns {
+                return Err(SimStop::TooLong);
+            }
+            if world.counts.events > world.config.max_events {
+                return Err(SimStop::TooManyEvents { at_ns: at });
+            }
+            executor.set_now(at);
+            if let Some((at, event)) = event {
+                world.happen(at, event);
+            } else {
+                world.now = at;
+                drop(world);
+                executor.fire_timers();
+                return Ok(());
+            }
         }
         Ok(())
     }
@@ -365,10 +402,12 @@ impl SimCluster {
     pub(super) fn connect(&self, session: SessionId, term: u64) -> SimLink {
         let group = Executor::current().map_or(DRIVER, |executor| executor.group());
         let mut world = self.world.borrow();
+        let thread = world.cost.as_mut().map(|cost| cost.new_thread());
+        let count = world.servers.len();
         let routes =
-            (0..world.servers.len()).map(|n| Some(world.connect((session, term), group, n, false))).collect();
+            (0..count).map(|n| Some(world.connect((session, term), group, n, false, thread))).collect();
         drop(world);
-        SimLink { cluster: Rc::new(self.clone()), session, group, routes }
+        SimLink { cluster: Rc::new(self.clone()), session, group, thread, routes }
     }
 
     /// The link of a procedure on `server`, in its caller's name.
@@ -376,10 +415,12 @@ impl SimCluster {
         let group = server_group(server);
         let mut world = self.world.borrow();
         let count = world.servers.len();
-        let connect = |n| (n == server).then(|| world.connect((call.session, call.term), group, n, true));
+        let thread = world.cost.is_some().then_some(Thread::Server(server));
+        let caller = (call.session, call.term);
+        let connect = |n| (n == server).then(|| world.connect(caller, group, n, true, thread));
         let routes = (0..count).map(connect).collect();
         drop(world);
-        SimLink { cluster: Rc::new(self.clone()), session: call.session, group, routes }
+        SimLink { cluster: Rc::new(self.clone()), session: call.session, group, thread, routes }
     }
 }
 
@@ -396,6 +437,8 @@ pub(crate) struct SimLink {
     cluster: Rc<SimCluster>,
     session: SessionId,
     group: GroupId,
+    /// In cost mode: what its work is charged to.
+    thread: Option<Thread>,
     /// By server: the connection, and what may be done there.
     routes: Vec<Option<(usize, RegionTable)>>,
 }
@@ -418,10 +461,21 @@ impl SimLink {
         self.cluster.world.borrow().clock_skew(self.group)
     }
 
+    /// Does some work on the endpoint's thread; free outside cost mode.
+    pub(crate) async fn charge(&self, executor: &Executor, work: Work) {
+        let Some(thread) = self.thread else { return };
+        let Some((mut left, slice)) = self.cluster.world.borrow().price_work(thread, work) else { return };
+        while left > 0 {
+            let span = left.min(slice);
+            let until = self.cluster.world.borrow().occupy(thread, span);
+            executor.sleep_until(until).await;
+            left -= span;
+        }
+    }
+
     pub(super) fn post(&self, batch: Batch, pool: &BufPool) -> SimTicket {
         let mut ticket = SimTicket {
             cluster: Rc::clone(&self.cluster),
-            pool: pool.clone(),
             landings: SmallVec::new(),
             state: TicketState::Never,
         };
@@ -442,7 +496,7 @@ impl SimLink {
         let mut verbs = SimVerbs::new();
         for (n, verb) in batch.verbs.into_iter().enumerate() {
             let fenced = fences.as_mut().and_then(Iterator::next).unwrap_or(false);
-            let (verb, landing) = translate(verb, fenced);
+            let (verb, landing) = translate(verb, fenced, pool);
             verbs.push(verb);
             ticket.landings.push((n, landing));
         }
@@ -483,7 +537,7 @@ impl SimLink {
     }
 
     pub(super) fn reply(&self, to: CallId, outcome: CallOutcome) {
-        self.cluster.world.borrow().answer(to, outcome, 0);
+        self.cluster.world.borrow().answer(to, outcome, Sender::Process(self.group));
     }
 }
 
@@ -507,7 +561,7 @@ enum LandingPlace {
     Word,
 }
 
-fn translate(verb: Verb, fence_before: bool) -> (SimVerb, LandingPlace) {
+fn translate(verb: Verb, fence_before: bool, pool: &BufPool) -> (SimVerb, LandingPlace) {
     let addr = verb.addr();
     let offset = usize::try_from(addr.offset()).expect("checked against the region");
     let (action, data, place) = match verb {
@@ -516,29 +570,30 @@ fn translate(verb: Verb, fence_before: bool) -> (SimVerb, LandingPlace) {
                 Landing::Pooled => LandingPlace::Pooled,
                 Landing::Shared { buf, at } => LandingPlace::Shared(buf, at),
             };
-            (Action::Read, Bytes::from_elem(0, len), place)
+            (Action::Read, Bytes::Owned(pool.take(len)), place)
         }
         Verb::Write { from, .. } => {
             let data = match from {
-                Source::Inline { bytes, len } => Bytes::from_slice(&bytes[..usize::from(len)]),
-                Source::Owned(buf) => Bytes::from_slice(&buf),
+                Source::Inline { bytes, len } => Bytes::Few(bytes, len),
+                Source::Owned(buf) => Bytes::Owned(buf),
                 Source::Shared { buf, at, len } => {
-                    let mut data = Bytes::from_elem(0, len);
+                    let mut data = pool.take(len);
                     buf.memory().read(at, &mut data);
-                    data
+                    Bytes::Owned(data)
                 }
             };
             (Action::Write, data, LandingPlace::Nowhere)
         }
         Verb::Cas { expected, desired, .. } => {
-            (Action::Cas { expected, desired }, Bytes::new(), LandingPlace::Word)
+            (Action::Cas { expected, desired }, Bytes::None, LandingPlace::Word)
         }
         Verb::MaskedCas { compare, compare_mask, swap, swap_mask, .. } => {
-            (Action::MaskedCas { compare, compare_mask, swap, swap_mask }, Bytes::new(), LandingPlace::Word)
+            let masks = Masks { compare, compare_mask, swap, swap_mask };
+            (Action::MaskedCas(Box::new(masks)), Bytes::None, LandingPlace::Word)
         }
-        Verb::Faa { add, .. } => (Action::Faa { add }, Bytes::new(), LandingPlace::Word),
+        Verb::Faa { add, .. } => (Action::Faa { add }, Bytes::None, LandingPlace::Word),
     };
-    (SimVerb { action, region: addr.region(), offset, data, previous: 0, fence_before }, place)
+    (SimVerb { action, region: addr.region(), offset, data, previous: 0, fence_before, reaches: 0 }, place)
 }
 
 /// In the order of effects: a verb's place in its batch, and where its result goes.
@@ -547,7 +602,6 @@ type Landings = SmallVec<[(usize, LandingPlace); 1]>;
 /// A batch in the world.
 pub(crate) struct SimTicket {
     cluster: Rc<SimCluster>,
-    pool: BufPool,
     landings: Landings,
     state: TicketState,
 }
@@ -567,7 +621,7 @@ impl SimTicket {
             };
             self.state = TicketState::Never;
             return Poll::Ready(match landed {
-                Landed::Done => Ok(self.outputs(&verbs)),
+                Landed::Done => Ok(self.outputs(verbs)),
                 Landed::Failed(error) => {
                     let outcomes = self.landings.iter().map(|_| VerbOutcome::Unknown).collect();
                     Err(Box::new(BatchFailure { error, at: 0, outcomes }))
@@ -580,15 +634,25 @@ impl SimTicket {
         }
     }
 
-    fn outputs(&self, verbs: &SimVerbs) -> Completed {
-        let mut outputs: SmallVec<[Output; 2]> = verbs.iter().map(|_| Output::Done).collect();
-        for (verb, (n, place)) in verbs.iter().zip(&self.landings) {
-            match place {
-                LandingPlace::Nowhere => {}
-                LandingPlace::Pooled => outputs[*n] = Output::Bytes(self.pool.copy_of(&verb.data)),
-                LandingPlace::Shared(buf, at) => buf.memory().write(*at, &verb.data),
-                LandingPlace::Word => outputs[*n] = Output::Previous(verb.previous),
+    fn outputs(&self, mut verbs: SimVerbs) -> Completed {
+        let output = |verb: SimVerb, place: &LandingPlace| match (place, verb.data) {
+            (LandingPlace::Pooled, Bytes::Owned(buf)) => Output::Bytes(buf),
+            (LandingPlace::Word, _) => Output::Previous(verb.previous),
+            (LandingPlace::Shared(buf, at), data) => {
+                buf.memory().write(*at, &data);
+                Output::Done
             }
+            (LandingPlace::Nowhere | LandingPlace::Pooled, _) => Output::Done,
+        };
+        let mut outputs = SmallVec::new();
+        if let [(_, place)] = &*self.landings {
+            // Nearly always there is one.
+            outputs.extend(verbs.pop().map(|verb| output(verb, place)));
+            return Completed { outputs };
+        }
+        outputs.extend(verbs.iter().map(|_| Output::Done));
+        for (verb, (n, place)) in verbs.into_iter().zip(&self.landings) {
+            outputs[*n] = output(verb, place);
         }
         Completed { outputs }
     }

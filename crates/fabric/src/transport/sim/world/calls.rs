@@ -1,20 +1,52 @@
 //! Calls on their way to servers and sessions, their replies, and what becomes of those that nobody will answer.
 
-use super::{ConnectionState, Happening, SimServer, SimServerMemory, Waiting, World};
+use super::{ConnectionState, Rare, SimServer, SimServerMemory, Waiting, World};
 use crate::addr::{ServerId, SessionId};
 use crate::call::{Call, CallError, CallId, CallOutcome, Target};
+use crate::clock::Nanos;
 use crate::control::ControlError;
 use crate::error::FabricError;
 use crate::exec::GroupId;
 use crate::server::HostAction;
 use crate::transport::sim::Order;
+use crate::transport::sim::cost::Picos;
 use crate::transport::sim::faults::Fault;
 use crate::transport::{Inbox, ReplySlot};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::sync::Arc;
 
+/// A call on its way.
+#[derive(Debug)]
+pub(super) struct Arriving {
+    pub(super) target: Target,
+    pub(super) call: Call,
+    /// In cost mode: when it reaches the target's NIC, unless that is behind it.
+    pub(super) reaches: Option<Picos>,
+}
+
+/// A reply on its way, or the news that none comes.
+#[derive(Debug)]
+pub(super) struct Replying {
+    pub(super) to: CallId,
+    pub(super) outcome: CallOutcome,
+    /// In cost mode: when it reaches the caller's NIC, unless that is behind it.
+    pub(super) reaches: Option<Picos>,
+}
+
+/// Who answers a call.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::transport::sim) enum Sender {
+    Server(usize),
+    Process(GroupId),
+}
+
 impl World {
+    /// Tells a caller, at that time, that no reply comes.
+    fn fail_call(&mut self, at: Nanos, to: CallId, error: CallError) {
+        self.schedule_rare(at, Rare::Reply(Box::new(Replying { to, outcome: Err(error), reaches: None })));
+    }
+
     pub(in crate::transport::sim) fn call(
         &mut self,
         group: GroupId,
@@ -31,9 +63,7 @@ impl World {
         process.calls += 1;
         let mute = |fault: &Fault| matches!(fault, Fault::LoseReply { at_call, .. } if *at_call == number);
         if process.faults.iter().any(mute) {
-            let (unknown, at) =
-                (Box::new((call.id, Err(CallError::Unknown))), self.now + self.config.timeout_ns);
-            self.schedule(at, Happening::Reply(unknown));
+            self.fail_call(self.now + self.config.timeout_ns, call.id, CallError::Unknown);
             if self.rng.bool() {
                 return;
             }
@@ -43,22 +73,31 @@ impl World {
             Target::Server(id) => id.index().min(self.servers.len() - 1),
             Target::Session(_) => 0,
         };
-        let at = self.now + self.latency(server, false);
-        self.schedule(at, Happening::Arrive(Box::new((target, call))));
+        let mut arriving = Box::new(Arriving { target, call, reaches: None });
+        let at = match self.price_call(group, server, &mut arriving) {
+            Some(at) => at,
+            None => self.now + self.latency(server, false),
+        };
+        self.schedule_rare(at, Rare::Arrive(arriving));
     }
 
-    pub(super) fn arrive(&mut self, target: Target, call: Call) {
+    pub(super) fn arrive(&mut self, mut arriving: Box<Arriving>) {
+        if let Some(at) = self.price_arrival(&mut arriving) {
+            self.schedule_rare(at, Rare::Arrive(arriving));
+            return;
+        }
+        let Arriving { target, call, .. } = *arriving;
         self.note(6, call.id.sequence);
-        let unknown = Happening::Reply(Box::new((call.id, Err(CallError::Unknown))));
+        let (name, gives_up) = (call.id, self.now + self.config.timeout_ns);
         match target {
             Target::Server(id) => {
                 let server = id.index();
                 match self.servers.get(server) {
                     None => {
                         let error = CallError::Failed(FabricError::UnknownServer { server: id }.to_string());
-                        self.answer(call.id, Err(error), 0);
+                        self.answer(call.id, Err(error), Sender::Server(0));
                     }
-                    Some(gone) if gone.lost => self.schedule(self.now + self.config.timeout_ns, unknown),
+                    Some(gone) if gone.lost => self.fail_call(gives_up, name, CallError::Unknown),
                     Some(_) => {
                         self.tear_all(server);
                         let now = self.now;
@@ -71,10 +110,10 @@ impl World {
             }
             Target::Session(session) => match self.inboxes.get(&session) {
                 Some((_, group)) if self.is_dead(*group) => {
-                    self.schedule(self.now + self.config.timeout_ns, unknown);
+                    self.fail_call(gives_up, name, CallError::Unknown);
                 }
                 Some((inbox, _)) => inbox.push(call),
-                None => self.answer(call.id, Err(CallError::NoSuchSession { session }), 0),
+                None => self.answer(name, Err(CallError::NoSuchSession { session }), Sender::Server(0)),
             },
         }
     }
@@ -87,7 +126,7 @@ impl World {
         // In order, so that what happens does not depend on the order of a hash map.
         given_up.sort_unstable();
         for id in given_up {
-            self.schedule(at, Happening::Reply(Box::new((id, Err(CallError::Unknown)))));
+            self.fail_call(at, id, CallError::Unknown);
         }
     }
 
@@ -101,7 +140,7 @@ impl World {
         refused.sort_unstable();
         for id in refused {
             let error = CallError::Control(ControlError::SessionFenced { session });
-            self.schedule(self.now, Happening::Reply(Box::new((id, Err(error)))));
+            self.fail_call(self.now, id, error);
         }
     }
 
@@ -116,7 +155,7 @@ impl World {
                     self.fence(server, session);
                     self.refuse_calls(server, session, &answered);
                 }
-                HostAction::Reply { to, outcome } => self.answer(to, outcome, server),
+                HostAction::Reply { to, outcome } => self.answer(to, outcome, Sender::Server(server)),
                 HostAction::Run { call, procedure, request } => {
                     self.order(Order::Run { server, call, procedure, request });
                 }
@@ -157,15 +196,26 @@ impl World {
     }
 
     /// Sends a reply on its way, unless it is to be lost.
-    pub(in crate::transport::sim) fn answer(&mut self, to: CallId, outcome: CallOutcome, server: usize) {
+    pub(in crate::transport::sim) fn answer(&mut self, to: CallId, outcome: CallOutcome, from: Sender) {
         if self.muted.remove(&to) {
             return;
         }
-        let at = self.now + self.latency(server, false);
-        self.schedule(at, Happening::Reply(Box::new((to, outcome))));
+        let mut reply = Box::new(Replying { to, outcome, reaches: None });
+        let at = match self.price_reply(from, &mut reply) {
+            Some(at) => at,
+            None => {
+                self.now + self.latency(if let Sender::Server(server) = from { server } else { 0 }, false)
+            }
+        };
+        self.schedule_rare(at, Rare::Reply(reply));
     }
 
-    pub(super) fn deliver(&mut self, to: CallId, outcome: CallOutcome) {
+    pub(super) fn deliver(&mut self, mut reply: Box<Replying>) {
+        if let Some(at) = self.price_delivery(&mut reply) {
+            self.schedule_rare(at, Rare::Reply(reply));
+            return;
+        }
+        let Replying { to, outcome, .. } = *reply;
         self.note(8, to.sequence);
         if let Some(waiting) = self.waiting.remove(&to) {
             if !self.is_dead(waiting.group) {

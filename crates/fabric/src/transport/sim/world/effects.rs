@@ -1,6 +1,6 @@
 //! How verbs take effect: whole, or in pieces where somebody could notice.
 
-use super::{Action, Happening, World};
+use super::{Action, Event, Masks, World};
 use crate::clock::Nanos;
 use crate::transport::sim::tear::{Limits, Torn};
 use smallvec::SmallVec;
@@ -57,12 +57,9 @@ impl World {
             (0..torn.pieces()).map(|_| self.rng.u64(self.now..=until)).collect();
         times.sort_unstable();
         for (piece, at) in (0..torn.pieces()).zip(times) {
-            self.schedule(
-                at,
-                Happening::Piece { flying, verb: u8::try_from(next).unwrap_or(u8::MAX), piece },
-            );
+            self.schedule(at, Event::piece(flying, u8::try_from(next).unwrap_or(u8::MAX), piece));
         }
-        self.flights[key].torn = Some(torn);
+        self.flights[key].torn = Some(Box::new(torn));
         self.counts.torn += 1;
     }
 
@@ -93,7 +90,7 @@ impl World {
 
     /// Whatever of the open verb has not taken effect does so now.
     pub(super) fn apply_rest(&mut self, key: usize) {
-        match self.flights[key].torn.as_ref().map(Torn::pieces) {
+        match self.flights[key].torn.as_ref().map(|torn| torn.pieces()) {
             Some(pieces) => {
                 for piece in 0..pieces {
                     self.apply_piece(key, piece);
@@ -112,10 +109,10 @@ impl World {
         match verb.action {
             Action::Read => memory.read(verb.offset, &mut verb.data),
             Action::Write => memory.write(verb.offset, &verb.data),
-            Action::Cas { .. } | Action::MaskedCas { .. } | Action::Faa { .. } => {
+            Action::Cas { .. } | Action::MaskedCas(_) | Action::Faa { .. } => {
                 let before = memory.load(verb.offset);
                 verb.previous = before;
-                if let Some(after) = after_atomic(verb.action, before) {
+                if let Some(after) = after_atomic(&verb.action, before) {
                     memory.store(verb.offset, after);
                 }
             }
@@ -129,21 +126,25 @@ impl World {
         let flight = &self.flights[key];
         let verb = &flight.verbs[flight.next];
         let (serial, at, previous) = (flight.serial, verb.offset as u64, verb.previous);
-        if matches!(verb.action, Action::Read) {
-            self.trace.write(&verb.data);
+        match (&verb.action, &self.cost) {
+            (Action::Read, None) => self.trace.write(&verb.data),
+            // Where speed counts, what the first bytes are has to do; when everything happened is in the trace as well.
+            (Action::Read, Some(_)) => self.trace.write(&verb.data[..verb.data.len().min(8)]),
+            _ => {}
         }
         self.note(5, u64::from(serial) << 20 ^ at ^ previous);
     }
 }
 
 /// What an atomic leaves behind; `None` if a comparison failed.
-fn after_atomic(action: Action, before: u64) -> Option<u64> {
+fn after_atomic(action: &Action, before: u64) -> Option<u64> {
     match action {
-        Action::Cas { expected, desired } => (before == expected).then_some(desired),
-        Action::MaskedCas { compare, compare_mask, swap, swap_mask } => {
+        Action::Cas { expected, desired } => (before == *expected).then_some(*desired),
+        Action::MaskedCas(masks) => {
+            let Masks { compare, compare_mask, swap, swap_mask } = **masks;
             ((before ^ compare) & compare_mask == 0).then_some((before & !swap_mask) | (swap & swap_mask))
         }
-        Action::Faa { add } => Some(before.wrapping_add(add)),
+        Action::Faa { add } => Some(before.wrapping_add(*add)),
         Action::Read | Action::Write => None,
     }
 }

@@ -9,18 +9,24 @@
 //!    between them; behind the last one the completion is on its way.
 //! 4. `Complete`: the client learns of it.
 //!
+//! When these come is the adversary's choice, or in cost mode the model's (`priced`).
+//!
 //! Invariant: two conflicting verbs of which at least one is longer than a word are never both open and whole. So whatever
 //! the contract allows to be observed can be observed, and what cannot be observed costs nothing.
 
 mod calls;
 mod effects;
+mod event;
+mod flight;
+mod priced;
+mod queue;
 
+use super::cost::{Cost, Thread};
 use super::faults::{Fault, FaultPlan};
 use super::memory::Memory;
-use super::tear::Torn;
 use super::{Order, SimConfig};
 use crate::addr::{RegionId, ServerId, SessionId};
-use crate::call::{Call, CallError, CallId, CallOutcome, Target};
+use crate::call::{CallError, CallId, Target};
 use crate::clock::Nanos;
 use crate::endpoint::ClockSkew;
 use crate::error::FabricError;
@@ -28,13 +34,16 @@ use crate::exec::GroupId;
 use crate::region::{Permissions, RegionTable};
 use crate::server::{ServerLogic, ServerMemory};
 use crate::transport::{Inbox, ReplySlot, View};
+pub(super) use calls::Sender;
+use event::{Event, Flying, Rare, What};
 use fastrand::Rng;
+pub(super) use flight::{Action, Bytes, Landed, Masks, SimVerb, SimVerbs};
+use flight::{Flight, Trip};
+use queue::Queue;
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 use slab::Slab;
 use smallvec::SmallVec;
 use std::cell::RefCell;
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::hash::Hasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,93 +54,10 @@ pub(super) fn server_group(server: usize) -> GroupId {
     u32::MAX - u32::try_from(server).unwrap_or(0)
 }
 
-/// What a verb does, without the buffers.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Action {
-    Read,
-    Write,
-    Cas { expected: u64, desired: u64 },
-    MaskedCas { compare: u64, compare_mask: u64, swap: u64, swap_mask: u64 },
-    Faa { add: u64 },
-}
-
-/// The bytes of a verb; few of them need no allocation.
-pub(super) type Bytes = SmallVec<[u8; 32]>;
-
-/// A verb in flight, with its own copy of the bytes.
-#[derive(Debug)]
-pub(super) struct SimVerb {
-    pub(super) action: Action,
-    pub(super) region: RegionId,
-    pub(super) offset: usize,
-    /// What a WRITE carries or a READ has fetched.
-    pub(super) data: Bytes,
-    /// What an atomic found.
-    pub(super) previous: u64,
-    pub(super) fence_before: bool,
-}
-
-impl SimVerb {
-    fn len(&self) -> usize {
-        match self.action {
-            Action::Read | Action::Write => self.data.len(),
-            _ => 8,
-        }
-    }
-
-    fn region_of<'a>(&self, server: &'a SimServer) -> Option<&'a Memory> {
-        server.regions[usize::from(self.region.get())].as_ref()
-    }
-
-    fn mutates(&self) -> bool {
-        !matches!(self.action, Action::Read)
-    }
-
-    fn in_one_word(&self) -> bool {
-        self.offset / 8 == (self.offset + self.len() - 1) / 8
-    }
-
-    fn conflicts(&self, other: &SimVerb) -> bool {
-        // Word granularity: two writes of different bytes in one word are each atomic, so only shared words matter, but
-        // a torn verb's piece is a whole word's share and never splits one.
-        self.region == other.region
-            && (self.mutates() || other.mutates())
-            && self.offset / 8 < (other.offset + other.len()).div_ceil(8)
-            && other.offset / 8 < (self.offset + self.len()).div_ceil(8)
-    }
-}
-
-pub(super) type SimVerbs = SmallVec<[SimVerb; 1]>;
-
-/// How a flight ended.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Landed {
-    Done,
-    Failed(FabricError),
-}
-
-#[derive(Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "they change independently of each other")]
-pub(super) struct Flight {
-    serial: u32,
-    connection: usize,
-    pub(super) verbs: SimVerbs,
-    /// The verb that is due or open.
-    next: usize,
-    open: bool,
-    /// When the open verb's window ends.
-    ends_at: Nanos,
-    torn: Option<Torn>,
-    /// All effects have happened, or never will.
-    settled: bool,
-    pub(super) landed: Option<Landed>,
-    waker: Option<Waker>,
-    /// Nobody waits for the result.
-    detached: bool,
-    /// The completion will not come.
-    lost: bool,
-    /// The client dies while this verb is on its way: it lands in part, and nothing behind it does.
-    cut_at: Option<usize>,
+/// The server whose procedures are this group, if it is one.
+pub(super) fn server_of(group: GroupId) -> Option<usize> {
+    let server = u32::MAX - group;
+    (server <= u32::from(ServerId::MAX)).then_some(server as usize)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -147,9 +73,13 @@ enum ConnectionState {
 struct Connection {
     session: SessionId,
     group: GroupId,
+    process: usize,
     server: usize,
     state: ConnectionState,
     near: bool,
+    /// In cost mode: the client's NIC and the endpoint's thread.
+    nic: usize,
+    thread: Option<Thread>,
 }
 
 pub(super) struct SimServer {
@@ -183,6 +113,9 @@ impl Process {
     fn count_verbs(&mut self, verbs: u64) -> SmallVec<[Fault; 1]> {
         let due = self.verbs..self.verbs + verbs;
         self.verbs = due.end;
+        if self.faults.is_empty() {
+            return SmallVec::new();
+        }
         let is_due = |fault: &&Fault| match fault {
             Fault::Kill { at_verb, .. }
             | Fault::Pause { at_verb, .. }
@@ -190,51 +123,6 @@ impl Process {
             _ => false,
         };
         self.faults.iter().filter(is_due).copied().collect()
-    }
-}
-
-/// A flight by its key and serial: keys are used again, and a flight that is delayed gets a new serial, which voids the
-/// events it had. Small, because events are moved about a lot.
-#[derive(Clone, Copy, Debug)]
-struct Flying {
-    key: u32,
-    serial: u32,
-}
-
-#[derive(Debug)]
-enum Happening {
-    Start(Flying),
-    Piece { flying: Flying, verb: u8, piece: u8 },
-    End(Flying),
-    Complete(Flying),
-    TimeOut(Flying),
-    Arrive(Box<(Target, Call)>),
-    Reply(Box<(CallId, CallOutcome)>),
-    LoseServer { server: usize },
-    Resume { group: GroupId },
-    Reconnected { connection: usize, slot: Arc<ReplySlot> },
-}
-
-struct Event {
-    at: Nanos,
-    made: u64,
-    happening: Happening,
-}
-
-impl PartialEq for Event {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.made) == (other.at, other.made)
-    }
-}
-impl Eq for Event {}
-impl PartialOrd for Event {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Event {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.made).cmp(&(other.at, other.made))
     }
 }
 
@@ -263,8 +151,10 @@ pub(super) struct World {
     ordered: Arc<AtomicBool>,
     pub(super) servers: Vec<SimServer>,
     pub(super) view: View,
-    events: BinaryHeap<Reverse<Event>>,
-    made: u64,
+    events: Queue<Event>,
+    rare: Slab<Rare>,
+    /// What things take; without it, the adversary decides.
+    pub(super) cost: Option<Box<Cost>>,
     flights: Slab<Flight>,
     flights_made: u32,
     connections: Vec<Connection>,
@@ -272,7 +162,9 @@ pub(super) struct World {
     inboxes: FxHashMap<SessionId, (Arc<Inbox>, GroupId)>,
     /// Calls whose reply will be lost.
     muted: FxHashSet<CallId>,
-    processes: FxHashMap<GroupId, Process>,
+    processes: Vec<Process>,
+    /// Which of them each group is.
+    process_of: FxHashMap<GroupId, usize>,
     plan: FaultPlan,
     rng: Rng,
     trace: FxHasher,
@@ -287,6 +179,8 @@ impl World {
         ordered: Arc<AtomicBool>,
     ) -> Self {
         let rng = Rng::with_seed(config.seed);
+        let cores = servers.iter().map(|server| server.logic.cores());
+        let cost = config.pricing.clone().map(|pricing| Box::new(Cost::new(pricing, cores, config.seed)));
         let mut world = Self {
             config,
             now: 0,
@@ -295,15 +189,17 @@ impl World {
             ordered,
             servers,
             view,
-            events: BinaryHeap::new(),
-            made: 0,
+            events: Queue::new(),
+            rare: Slab::new(),
+            cost,
             flights: Slab::new(),
             flights_made: 0,
             connections: Vec::new(),
             waiting: FxHashMap::default(),
             inboxes: FxHashMap::default(),
             muted: FxHashSet::default(),
-            processes: FxHashMap::default(),
+            processes: Vec::new(),
+            process_of: FxHashMap::default(),
             plan,
             rng,
             trace: FxHasher::default(),
@@ -311,7 +207,7 @@ impl World {
         for fault in world.plan.faults.clone() {
             if let Fault::LoseServer { server, at_ns } = fault {
                 if usize::from(server) < world.servers.len() {
-                    world.schedule(at_ns, Happening::LoseServer { server: usize::from(server) });
+                    world.schedule_rare(at_ns, Rare::LoseServer { server: usize::from(server) });
                 }
             }
         }
@@ -341,9 +237,9 @@ impl World {
         self.ordered.store(true, Ordering::Relaxed);
     }
 
-    fn schedule(&mut self, at: Nanos, happening: Happening) {
-        self.made += 1;
-        self.events.push(Reverse(Event { at, made: self.made, happening }));
+    #[inline]
+    fn schedule(&mut self, at: Nanos, event: Event) {
+        self.events.push(at, event);
     }
 
     fn note(&mut self, kind: u64, what: u64) {
@@ -351,49 +247,67 @@ impl World {
         self.trace.write_u64(kind << 56 ^ what);
     }
 
-    pub(super) fn next_event(&self) -> Option<Nanos> {
-        self.events.peek().map(|Reverse(event)| event.at)
+    /// The next event, unless it is due after `until`.
+    #[inline]
+    pub(super) fn next_event(&mut self, until: Nanos) -> Option<(Nanos, Event)> {
+        self.events.pop(until)
     }
 
-    /// Lets the next event happen.
-    pub(super) fn step(&mut self) {
-        let Some(Reverse(event)) = self.events.pop() else { return };
-        self.now = event.at;
+    /// Lets an event happen.
+    pub(super) fn happen(&mut self, at: Nanos, event: Event) {
+        self.now = at;
         self.counts.events += 1;
-        match event.happening {
-            Happening::Start(flying) => {
+        let flying = event.flying();
+        match event.what() {
+            What::Send => {
+                if let Some(flight) = self.due(flying) {
+                    self.send(flight);
+                }
+            }
+            What::Start => {
                 if let Some(flight) = self.due(flying) {
                     self.start(flight);
                 }
             }
-            Happening::Piece { flying, verb, piece } => {
-                if let Some(flight) =
-                    self.due(flying).filter(|key| self.flights[*key].next == usize::from(verb))
-                {
+            What::Piece => {
+                let (verb, piece) = event.part();
+                if let Some(flight) = self.due(flying).filter(|key| self.flights[*key].next == verb) {
                     self.apply_piece(flight, piece);
                 }
             }
-            Happening::End(flying) => {
+            What::End => {
                 if let Some(flight) = self.due(flying) {
                     self.end(flight);
                 }
             }
-            Happening::Complete(flying) => {
+            What::Complete => {
                 if let Some(flight) = self.find(flying) {
-                    self.land(flight, Landed::Done);
+                    self.complete(flight);
                 }
             }
-            Happening::TimeOut(flying) => {
+            What::TimeOut => {
                 if let Some(flight) = self.find(flying) {
                     self.time_out(flight);
                 }
             }
-            Happening::Arrive(call) => self.arrive(call.0, call.1),
-            Happening::Reply(reply) => self.deliver(reply.0, reply.1),
-            Happening::LoseServer { server } => self.lose_server(server),
-            Happening::Resume { group } => self.order(Order::Resume(group)),
-            Happening::Reconnected { connection, slot } => self.reconnected(connection, &slot),
+            What::Rare => self.happen_rarely(event.key()),
         }
+    }
+
+    #[cold]
+    fn happen_rarely(&mut self, key: usize) {
+        match self.rare.remove(key) {
+            Rare::Arrive(call) => self.arrive(call),
+            Rare::Reply(reply) => self.deliver(reply),
+            Rare::LoseServer { server } => self.lose_server(server),
+            Rare::Resume { group } => self.order(Order::Resume(group)),
+            Rare::Reconnected { connection, slot } => self.reconnected(connection, &slot),
+        }
+    }
+
+    fn schedule_rare(&mut self, at: Nanos, event: Rare) {
+        let key = self.rare.insert(event);
+        self.schedule(at, Event::rare(key));
     }
 
     /// The flight, if it is still there.
@@ -422,6 +336,9 @@ impl World {
 
     /// How long a message takes one way between a connection's ends.
     fn latency(&mut self, server: usize, near: bool) -> Nanos {
+        if let Some(cost) = &self.cost {
+            return if near { 0 } else { cost.one_way(self.slowness(server)) };
+        }
         let latency = self.config.latency;
         if near {
             return self.rng.u64(latency.near_ns / 2..=latency.near_ns);
@@ -458,9 +375,10 @@ impl World {
         self.plan.faults.iter().find_map(skew).unwrap_or_default()
     }
 
-    fn process(&mut self, group: GroupId) -> &mut Process {
-        let plan = &self.plan;
-        self.processes.entry(group).or_insert_with(|| {
+    /// The number of a group's process.
+    fn process_number(&mut self, group: GroupId) -> usize {
+        let (plan, processes) = (&self.plan, &mut self.processes);
+        *self.process_of.entry(group).or_insert_with(|| {
             let of_group = |fault: &&Fault| match fault {
                 Fault::Kill { client, .. }
                 | Fault::Pause { client, .. }
@@ -469,12 +387,18 @@ impl World {
                 _ => false,
             };
             let faults = plan.faults.iter().filter(of_group).copied().collect();
-            Process { faults, ..Process::default() }
+            processes.push(Process { faults, ..Process::default() });
+            processes.len() - 1
         })
     }
 
+    fn process(&mut self, group: GroupId) -> &mut Process {
+        let number = self.process_number(group);
+        &mut self.processes[number]
+    }
+
     fn is_dead(&self, group: GroupId) -> bool {
-        self.processes.get(&group).is_some_and(|p| p.dead)
+        self.process_of.get(&group).is_some_and(|number| self.processes[*number].dead)
     }
 
     /// A process dies: what it has in flight lands, is cut, or comes late.
@@ -520,7 +444,7 @@ impl World {
         }
         let at = self.now + self.rng.u64(0..=self.config.late_ns);
         let flying = self.renew(flight);
-        self.schedule(at, Happening::Start(flying));
+        self.schedule(at, Event::new(What::Start, flying));
         self.counts.late += 1;
     }
 
@@ -541,11 +465,14 @@ impl World {
         group: GroupId,
         server: usize,
         near: bool,
+        thread: Option<Thread>,
     ) -> (usize, RegionTable) {
         let admitted = self.servers[server].admitted.get(&session);
         let permissions = admitted.filter(|(of, _)| *of == term).map(|(_, permissions)| *permissions);
         let state = if permissions.is_some() { ConnectionState::Open } else { ConnectionState::Closed };
-        self.connections.push(Connection { session, group, server, state, near });
+        let nic = self.cost.as_mut().map_or(0, |cost| cost.nic_of(group));
+        let process = self.process_number(group);
+        self.connections.push(Connection { session, group, process, server, state, near, nic, thread });
         // Nobody's endpoints have no rights; those of a fenced session are told that it was.
         let otherwise = if session.is_none() { Permissions::NONE } else { Permissions::ALL };
         let table = self.servers[server].table.restricted_to(permissions.unwrap_or(otherwise));
@@ -592,7 +519,7 @@ impl World {
     pub(super) fn reconnect(&mut self, connection: usize, slot: Arc<ReplySlot>) {
         let (server, near) = (self.connections[connection].server, self.connections[connection].near);
         let at = self.now + self.latency(server, near) + self.latency(server, near);
-        self.schedule(at, Happening::Reconnected { connection, slot });
+        self.schedule_rare(at, Rare::Reconnected { connection, slot });
     }
 
     fn reconnected(&mut self, connection: usize, slot: &ReplySlot) {
@@ -635,8 +562,8 @@ impl World {
         if let Some(error) = self.refusal(connection) {
             return Err(error);
         }
-        let group = self.connections[connection].group;
-        let process = self.process(group);
+        let Connection { group, process, .. } = self.connections[connection];
+        let process = &mut self.processes[process];
         if process.dead {
             return Ok(None);
         }
@@ -659,7 +586,7 @@ impl World {
                 Fault::Pause { for_ns, .. } => {
                     self.note(3, u64::from(group));
                     self.order(Order::Pause(group));
-                    self.schedule(self.now + for_ns, Happening::Resume { group });
+                    self.schedule_rare(self.now + for_ns, Rare::Resume { group });
                 }
                 Fault::LoseCompletion { late_ns, .. } => lose = Some(late_ns),
                 _ => {}
@@ -675,7 +602,7 @@ impl World {
     fn launch(&mut self, connection: usize, verbs: SimVerbs) -> usize {
         self.flights_made = self.flights_made.wrapping_add(1);
         if let Some(memory) = verbs[0].region_of(&self.servers[self.connections[connection].server]) {
-            memory.prefetch(verbs[0].offset);
+            memory.prefetch(verbs[0].offset, verbs[0].len());
         }
         let flight = Flight {
             serial: self.flights_made,
@@ -691,12 +618,17 @@ impl World {
             detached: false,
             lost: false,
             cut_at: None,
+            trip: Trip::default(),
         };
         let key = self.flights.insert(flight);
+        if self.cost.is_some() {
+            self.depart(key);
+            return key;
+        }
         let (server, near) = (self.connections[connection].server, self.connections[connection].near);
         let at = self.now + self.latency(server, near);
         let flying = self.flying(key);
-        self.schedule(at, Happening::Start(flying));
+        self.schedule(at, Event::new(What::Start, flying));
         key
     }
 
@@ -712,12 +644,12 @@ impl World {
             _ => {
                 let flying = self.renew(flight);
                 let late = at + self.rng.u64(0..=late_ns);
-                self.schedule(late, Happening::Start(flying));
+                self.schedule(late, Event::new(What::Start, flying));
                 self.counts.late += 1;
             }
         }
         let flying = self.flying(flight);
-        self.schedule(at, Happening::TimeOut(flying));
+        self.schedule(at, Event::new(What::TimeOut, flying));
     }
 
     /// The client gives up on a flight: its outcome is unknown, and so is that of all else on the connection.
@@ -754,16 +686,17 @@ impl World {
     /// Takes the verbs of a flight that has landed, with how.
     pub(super) fn collect(&mut self, key: usize, waker: &Waker) -> Option<(Landed, SimVerbs)> {
         let flight = &mut self.flights[key];
-        let Some(landed) = flight.landed.clone() else {
+        if flight.landed.is_none() {
             flight.waker = Some(waker.clone());
             return None;
-        };
+        }
         if flight.settled {
-            return Some((landed, self.flights.remove(key).verbs));
+            let Flight { landed, verbs, .. } = self.flights.remove(key);
+            return landed.map(|landed| (landed, verbs));
         }
         // A late effect needs its verbs still; a failed flight's results are not looked at.
         flight.detached = true;
-        Some((landed, SimVerbs::new()))
+        flight.landed.clone().map(|landed| (landed, SimVerbs::new()))
     }
 
     pub(super) fn detach(&mut self, key: usize) {
@@ -782,6 +715,9 @@ impl World {
             self.give_up(key);
             return;
         }
+        if self.cost.is_some() && !self.admit(key) {
+            return;
+        }
         self.tear_conflicting(key);
         let flight = &self.flights[key];
         let verb = &flight.verbs[flight.next];
@@ -796,7 +732,10 @@ impl World {
             self.next_verb(key);
             return;
         }
-        let window = self.rng.u64(1..=self.config.window_ns) * if near { 1 } else { self.slowness(server) };
+        let window = match self.spread(key) {
+            Some(window) => window,
+            None => self.rng.u64(1..=self.config.window_ns) * if near { 1 } else { self.slowness(server) },
+        };
         let ends_at = self.now + window;
         let flight = &mut self.flights[key];
         (flight.open, flight.ends_at) = (true, ends_at);
@@ -810,7 +749,7 @@ impl World {
             self.cut_up(key);
         }
         let flying = self.flying(key);
-        self.schedule(ends_at, Happening::End(flying));
+        self.schedule(ends_at, Event::new(What::End, flying));
     }
 
     fn end(&mut self, key: usize) {
@@ -828,6 +767,9 @@ impl World {
     }
 
     fn next_verb(&mut self, key: usize) {
+        if self.cost.is_some() {
+            return self.priced_next_verb(key);
+        }
         let connection = &self.connections[self.flights[key].connection];
         let (server, near) = (connection.server, connection.near);
         let flight = &mut self.flights[key];
@@ -839,7 +781,7 @@ impl World {
                 at += self.latency(server, near) + self.latency(server, near);
             }
             let flying = self.flying(key);
-            self.schedule(at, Happening::Start(flying));
+            self.schedule(at, Event::new(What::Start, flying));
             return;
         }
         let lost = flight.lost;
@@ -847,7 +789,7 @@ impl World {
         if !lost && self.flights.contains(key) {
             let at = self.now + self.latency(server, near);
             let flying = self.flying(key);
-            self.schedule(at, Happening::Complete(flying));
+            self.schedule(at, Event::new(What::Complete, flying));
         }
     }
 
@@ -872,7 +814,7 @@ impl World {
         let flying = self.flying(key);
         self.settle(key);
         if self.flights.contains(key) {
-            self.schedule(self.now + self.config.timeout_ns, Happening::TimeOut(flying));
+            self.schedule(self.now + self.config.timeout_ns, Event::new(What::TimeOut, flying));
         }
     }
 }
