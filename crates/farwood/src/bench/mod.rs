@@ -15,7 +15,7 @@ mod result;
 mod tally;
 mod task;
 
-use crate::fleet::{Fleet, MAX_CLIENTS, Shape, Transport, TransportArguments};
+use crate::fleet::{Fleet, MAX_CLIENTS, Shape, Transport, TransportArguments, World};
 use crate::report::{JsonFile, Wall, unless_broken_pipe};
 use crate::units::{Size, check_seconds};
 use engines::{Choice, ENGINES, with_engine};
@@ -127,7 +127,7 @@ fn option<T: std::str::FromStr<Err: std::fmt::Display>>(name: &str, text: &str) 
 impl Plan {
     fn new(arguments: &Arguments) -> Result<Self, String> {
         let mut plan = Self {
-            transport: arguments.place.parse()?,
+            transport: arguments.place.parse(World::USUAL)?,
             workload: option("--workload", &arguments.workload)?,
             keys: arguments.keys,
             ops: arguments.ops,
@@ -152,7 +152,7 @@ impl Plan {
             plan.ops = Some(plan.keys);
         }
         let most =
-            if matches!(plan.transport, Transport::Sim(_)) { MAX_SIMULATED_THREADS } else { MAX_CLIENTS };
+            if matches!(plan.transport, Transport::Sim { .. }) { MAX_SIMULATED_THREADS } else { MAX_CLIENTS };
         let threads = plan.compute.checked_mul(plan.threads);
         if threads.is_none_or(|threads| threads == 0 || threads > most) {
             return Err(format!("--compute, --threads: there can be 1 to {most} threads in all"));
@@ -190,6 +190,13 @@ impl Plan {
             }
         }
         Ok(())
+    }
+
+    fn profile(&self) -> Option<String> {
+        match &self.transport {
+            Transport::Sim { world, .. } => Some(world.name().to_owned()),
+            _ => None,
+        }
     }
 
     fn key_set(&self) -> KeySet {
@@ -259,7 +266,7 @@ fn run_engine(arguments: &Arguments, plan: &Plan, name: &str, choice: &Choice) -
     Ok(Run {
         engine: (*name).to_owned(),
         transport: arguments.place.transport.clone(),
-        profile: None,
+        profile: plan.profile(),
         workload: plan.workload.to_string(),
         key_set: plan.key_kind.to_string(),
         value_size: plan.values.to_string(),

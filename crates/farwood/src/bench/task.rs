@@ -2,7 +2,7 @@
 
 use super::tally::{Kind, Tally};
 use farwood_fabric::clock::{Nanos, RealClock};
-use farwood_fabric::{Endpoint, OpStats};
+use farwood_fabric::{Endpoint, OpStats, Work};
 use farwood_index::{IndexError, OrderedIndex};
 use farwood_workload::{KeySet, Operation, Stream, ValueId, Values};
 use std::ops::Bound;
@@ -66,6 +66,7 @@ impl Meter {
             self.now = self.watch.now(&self.endpoint);
         }
         let began = self.now;
+        self.endpoint.charge(Work::Operation).await;
         let result = operation.await;
         self.now = self.watch.now(&self.endpoint);
         let totals = self.endpoint.totals();

@@ -6,7 +6,7 @@
 mod neighbours;
 mod transport;
 
-pub(crate) use transport::{Shape, Transport, TransportArguments};
+pub(crate) use transport::{Shape, Transport, TransportArguments, World};
 
 use farwood_fabric::clock::{MICROSECOND, Nanos};
 use farwood_fabric::procedure::ProcedureSet;
@@ -58,8 +58,8 @@ impl Fleet {
                 let started = LocalCluster::start(logics).map_err(|error| format!("--transport: {error}"))?;
                 Place::Real(started)
             }
-            Transport::Sim(shape) => {
-                simulated(servers(shape_or_default(*shape, arena_bytes, more_bytes)?)?, seed)?
+            Transport::Sim { shape, world } => {
+                simulated(servers(shape_or_default(*shape, arena_bytes, more_bytes)?)?, world, seed)?
             }
             Transport::Shm(shape) => {
                 let shape = shape_or_default(*shape, arena_bytes, more_bytes)?;
@@ -243,13 +243,18 @@ fn available_memory() -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// The simulated world. This is the one place that decides what kind of world it is: so far the adversary's.
-fn simulated(logics: Vec<Arc<dyn ServerLogic>>, seed: u64) -> Result<Place, String> {
-    // The rows bound the work, each by itself.
-    let config = SimConfig { max_events: u64::MAX, max_virtual_ns: u64::MAX, ..SimConfig::adversarial(seed) };
-    let latency = config.latency;
-    // Two ways, each between the least and the usual most.
-    let idle_round_trip_ns = (latency.min_ns + latency.max_ns) as f64;
+fn simulated(logics: Vec<Arc<dyn ServerLogic>>, world: &World, seed: u64) -> Result<Place, String> {
+    let config = match world {
+        World::Adversary => SimConfig::adversarial(seed),
+        World::Priced(profile, placement) => SimConfig::priced(seed, (**profile).clone()).placed(*placement),
+    };
+    let idle_round_trip_ns = match world {
+        // Two ways, each between the least and the usual most.
+        World::Adversary => config.latency.min_ns + config.latency.max_ns,
+        World::Priced(profile, _) => profile.round_trip_ns,
+    } as f64;
+    // Whoever uses the world bounds the work.
+    let config = SimConfig { max_events: u64::MAX, max_virtual_ns: u64::MAX, ..config };
     let sim =
         Sim::new(config, FaultPlan::default(), logics).map_err(|error| format!("--transport: {error}"))?;
     Ok(Place::Sim { sim, idle_round_trip_ns })

@@ -3,6 +3,7 @@
 use crate::serve::read_token;
 use crate::units::Size;
 use farwood_fabric::ServerId;
+use farwood_fabric::transport::sim::{Placement, Profile};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -18,35 +19,98 @@ pub(crate) struct TransportArguments {
     #[arg(long, value_name = "URL")]
     pub(crate) transport: String,
 
+    /// What a simulated world costs: cx5-100g, cx6-200g, a file with such a profile, or adversary, which has no prices and does
+    /// whatever the contract allows
+    #[arg(long, value_name = "NAME")]
+    profile: Option<String>,
+
+    /// In a simulated world, compute server i shares the network card of memory server i
+    #[arg(long)]
+    shared_nics: bool,
+
     /// The token of servers that ask for one
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 }
 
+/// What a simulated world is like.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) enum World {
+    /// No prices; tears, delays and reorders as far as the contract allows.
+    Adversary,
+    /// Everything has its price.
+    Priced(Box<Profile>, Placement),
+}
+
+impl World {
+    /// What worlds cost unless something else is said: the machines of most of the papers.
+    pub(crate) const USUAL: &str = "cx5-100g";
+    pub(crate) const ADVERSARY: &str = "adversary";
+
+    fn new(name: &str, placement: Placement) -> Result<Self, String> {
+        if name == Self::ADVERSARY {
+            return Ok(Self::Adversary);
+        }
+        let profile = if Profile::names().any(|known| known == name) {
+            Profile::named(name)
+        } else {
+            let names: Vec<_> = Profile::names().collect();
+            let text = std::fs::read_to_string(name).map_err(|error| {
+                format!(
+                    "--profile: {name} is none of {}, and cannot be read as a file: {error}",
+                    names.join(", ")
+                )
+            })?;
+            text.parse()
+        };
+        let profile = profile.map_err(|error| format!("--profile: {error}"))?;
+        Ok(Self::Priced(Box::new(profile), placement))
+    }
+
+    /// The profile's name.
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Adversary => Self::ADVERSARY,
+            Self::Priced(profile, _) => &profile.name,
+        }
+    }
+}
+
 impl TransportArguments {
-    pub(crate) fn parse(&self) -> Result<Transport, String> {
+    /// What was said; a simulated world of which nothing was said has the profile `usual`.
+    pub(crate) fn parse(&self, usual: &str) -> Result<Transport, String> {
         let mut transport: Transport = self.transport.parse()?;
         match (&mut transport, &self.token_file) {
             (_, None) => {}
             (Transport::ShmAt { token, .. }, Some(file)) => *token = read_token(Some(file))?,
             (_, Some(_)) => return Err("--token-file: only servers that run ask for a token".to_owned()),
         }
+        match &mut transport {
+            Transport::Sim { world, .. } => {
+                let placement = if self.shared_nics { Placement::Shared } else { Placement::Separate };
+                *world = World::new(self.profile.as_deref().unwrap_or(usual), placement)?;
+            }
+            _ if self.profile.is_some() || self.shared_nics => {
+                return Err("--profile, --shared-nics: only a simulated world has a profile".to_owned());
+            }
+            _ => {}
+        }
         Ok(transport)
     }
 
     #[cfg(test)]
     pub(crate) fn of(transport: &str) -> Self {
-        Self { transport: transport.to_owned(), token_file: None }
+        Self { transport: transport.to_owned(), profile: None, shared_nics: false, token_file: None }
     }
 }
 
 /// A transport as named by the user.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Transport {
     /// Memory servers inside this process.
     Local(Option<Shape>),
     /// Memory servers in a simulated world.
-    Sim(Option<Shape>),
+    Sim { shape: Option<Shape>, world: World },
     /// Shared memory, with servers started for the occasion.
     Shm(Option<Shape>),
     /// Shared memory of servers that run, by the paths of their sockets.
@@ -70,7 +134,7 @@ impl Transport {
     /// The shape, where it is up to the user.
     pub(crate) fn shape_mut(&mut self) -> Option<&mut Option<Shape>> {
         match self {
-            Self::Local(shape) | Self::Sim(shape) | Self::Shm(shape) => Some(shape),
+            Self::Local(shape) | Self::Sim { shape, .. } | Self::Shm(shape) => Some(shape),
             Self::ShmAt { .. } => None,
         }
     }
@@ -93,7 +157,7 @@ impl FromStr for Transport {
         let shape = shape.map(|shape| parse_shape(shape).ok_or_else(unknown)).transpose()?;
         match name {
             "local" => Ok(Self::Local(shape)),
-            "sim" => Ok(Self::Sim(shape)),
+            "sim" => Ok(Self::Sim { shape, world: World::Adversary }),
             "shm" => Ok(Self::Shm(shape)),
             _ => Err(unknown()),
         }
@@ -118,8 +182,8 @@ mod tests {
         for (text, transport) in [
             ("local", Transport::Local(None)),
             ("local:2x256MiB", Transport::Local(shape)),
-            ("sim", Transport::Sim(None)),
-            ("sim:2x256MiB", Transport::Sim(shape)),
+            ("sim", Transport::Sim { shape: None, world: World::Adversary }),
+            ("sim:2x256MiB", Transport::Sim { shape, world: World::Adversary }),
             ("shm", Transport::Shm(None)),
             ("shm:2x256MiB", Transport::Shm(shape)),
             ("shm:///run/a,/run/b", Transport::ShmAt { paths, token: vec![] }),
@@ -146,6 +210,21 @@ mod tests {
             assert!(text.parse::<Transport>().is_err(), "{text}");
         }
         let token = TransportArguments { token_file: Some("x".into()), ..TransportArguments::of("local") };
-        assert!(token.parse().is_err());
+        assert!(token.parse(World::USUAL).is_err());
+    }
+
+    #[test]
+    fn only_a_simulated_world_has_a_profile() {
+        let with = |transport: &str, profile: &str| {
+            let arguments =
+                TransportArguments { profile: Some(profile.to_owned()), ..TransportArguments::of(transport) };
+            arguments.parse(World::ADVERSARY)
+        };
+        assert!(matches!(with("sim", "cx6-200g"), Ok(Transport::Sim { world: World::Priced(..), .. })));
+        assert!(matches!(with("sim", "adversary"), Ok(Transport::Sim { world: World::Adversary, .. })));
+        assert!(with("sim", "cx7").is_err_and(|why| why.contains("none of cx5-100g, cx6-200g")));
+        assert!(with("local", "cx6-200g").is_err());
+        let usual = TransportArguments::of("sim").parse(World::USUAL).unwrap();
+        assert!(matches!(usual, Transport::Sim { world, .. } if world.name() == World::USUAL));
     }
 }

@@ -14,7 +14,7 @@ mod result;
 mod scenes;
 
 use crate::arena::Arena;
-use crate::fleet::{Fleet, MAX_CLIENTS, Transport, TransportArguments};
+use crate::fleet::{Fleet, MAX_CLIENTS, Transport, TransportArguments, World};
 use crate::report::{JsonFile, Wall};
 use crate::units::{Size, check_seconds, index, list, nanos};
 use contests::{Contest, compete};
@@ -71,7 +71,7 @@ struct Plan {
 
 impl Plan {
     fn new(arguments: &Arguments) -> Result<Self, String> {
-        let transport = arguments.place.parse()?;
+        let transport = arguments.place.parse(World::ADVERSARY)?;
         if !(2..=MAX_CLIENTS).contains(&arguments.clients) {
             return Err(format!("--clients: a race needs 2 to {MAX_CLIENTS}"));
         }

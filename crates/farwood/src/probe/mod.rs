@@ -13,7 +13,7 @@ mod raw;
 mod result;
 
 use crate::arena::Arena;
-use crate::fleet::{Fleet, MAX_CLIENTS, Meeting, Transport, TransportArguments, all, with_session};
+use crate::fleet::{Fleet, MAX_CLIENTS, Meeting, Transport, TransportArguments, World, all, with_session};
 use crate::report::{JsonFile, Wall};
 use crate::units::{Size, check_seconds, index, list, nanos};
 use access::{Access, LINE};
@@ -91,7 +91,7 @@ struct Plan {
 
 impl Plan {
     fn new(arguments: &Arguments) -> Result<Self, String> {
-        let transport = arguments.place.parse()?;
+        let transport = arguments.place.parse(World::USUAL)?;
         let sizes = list("--sizes", &arguments.sizes, |text| text.parse().map(|Size(bytes)| bytes))?;
         if let Some(large) = sizes.iter().find(|bytes| **bytes > MAX_ACCESS_BYTES) {
             return Err(format!("--sizes: {} is more than {}", Size(*large), Size(MAX_ACCESS_BYTES)));
