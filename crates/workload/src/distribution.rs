@@ -16,6 +16,19 @@ pub struct Distribution {
     max: u64,
 }
 
+/// A distribution as it travels between processes.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Exported {
+    /// Values, or buckets by their largest value, with how often they were recorded.
+    pub buckets: Vec<(u64, u64)>,
+    /// The sum of all values.
+    pub sum: u128,
+    /// The smallest; the largest number there is, if there are no values.
+    pub min: u64,
+    /// The largest.
+    pub max: u64,
+}
+
 /// The figures that every table shows. All are 0 if nothing was recorded.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 #[expect(
@@ -67,6 +80,22 @@ impl Distribution {
         self.sum += other.sum;
         self.min = self.min.min(other.min);
         self.max = self.max.max(other.max);
+    }
+
+    /// All there is to it, for a process that adds it to its own.
+    pub fn export(&self) -> Exported {
+        let Self { sum, min, max, .. } = *self;
+        Exported { buckets: self.buckets().collect(), sum, min, max }
+    }
+
+    /// Adds what another process exported. As exact as [`Distribution::merge`].
+    pub fn import(&mut self, exported: &Exported) {
+        for (value, times) in &exported.buckets {
+            self.histogram.record_n(*value, *times).expect("a growing histogram holds every value");
+        }
+        self.sum += exported.sum;
+        self.min = self.min.min(exported.min);
+        self.max = self.max.max(exported.max);
     }
 
     /// Forgets everything, for instance what the warm-up recorded.
@@ -129,6 +158,21 @@ impl fmt::Display for Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_exported_and_imported_is_what_is_merged() {
+        let (mut a, mut b) = (Distribution::new(), Distribution::new());
+        for n in 0..5000u64 {
+            a.record(n * n);
+            b.record(n * 7 + 3);
+        }
+        let mut merged = a.clone();
+        merged.merge(&b);
+        a.import(&b.export());
+        assert_eq!(a.summary(), merged.summary());
+        a.import(&Distribution::new().export());
+        assert_eq!(a.summary(), merged.summary(), "nothing adds nothing");
+    }
 
     #[test]
     fn figures_are_those_of_the_values() {

@@ -88,7 +88,7 @@ pub mod workload;
 pub mod zipf;
 
 pub use chooser::Chooser;
-pub use distribution::{Distribution, Summary};
+pub use distribution::{Distribution, Exported, Summary};
 pub use keys::{KeyKind, KeySet};
 pub use mix::{Mix, OperationKind, ScanLength, Share};
 pub use stream::{Operation, Stream, StreamError, StreamOptions};

@@ -8,21 +8,27 @@
 //! 5. Memory is counted, sessions leave, and the index is dropped.
 
 use super::Plan;
-use super::tally::Tally;
+use super::checked::Checked;
+use super::join::Joint;
+use super::tally::{Tally, TallyText};
 use super::task::{Meter, Task, Until, Watch};
-use crate::fleet::{Fleet, Meeting, all};
+use super::verify::Model;
+use crate::fleet::{Fleet, Meeting, all, with_session};
 use farwood_fabric::clock::{MICROSECOND, Nanos, RealClock};
 use farwood_fabric::control::{Reply, Request};
-use farwood_fabric::{CallError, Cluster, Endpoint, FabricError, SessionOptions};
+use farwood_fabric::{CallError, Cluster, Endpoint, FabricError, Session, SessionOptions};
 use farwood_index::{Engine, IndexError, Pool};
-use farwood_workload::{Start, Stream, StreamOptions};
+use farwood_workload::{Mix, OperationKind, Start, Stream, StreamOptions, ValueId};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What the index of a run is called.
 const INDEX: &str = "farwood-bench";
 /// How often a lease is renewed while it runs.
 const HEARTBEATS_PER_LEASE: u64 = 4;
+/// How often all wait for each other in a run.
+const PHASES: u32 = 4;
 /// How long a thread waits for its compute server before it looks again.
 const LOOK_EVERY_NS: Nanos = 20 * MICROSECOND;
 
@@ -32,6 +38,27 @@ pub(super) struct Measured {
     pub(super) tally: Tally,
     pub(super) cache_bytes: u64,
     pub(super) memory_bytes: u64,
+    /// How many answers were checked, and how many of them left only one thing to be true.
+    pub(super) checked: Option<(u64, u64)>,
+}
+
+/// The same, as it travels between processes.
+#[derive(Serialize, Deserialize, Debug)]
+pub(super) struct MeasuredText {
+    tally: TallyText,
+    cache_bytes: u64,
+}
+
+impl Measured {
+    pub(super) fn export(&self) -> MeasuredText {
+        MeasuredText { tally: self.tally.export(), cache_bytes: self.cache_bytes }
+    }
+
+    /// Memory is counted once, by the first process.
+    pub(super) fn import(&mut self, text: &MeasuredText) {
+        self.tally.import(&text.tally);
+        self.cache_bytes += text.cache_bytes;
+    }
 }
 
 /// What one thread brings home.
@@ -51,11 +78,26 @@ struct Run<E: Engine> {
     watch: Watch,
     members: Vec<Member<E::Attached>>,
     meeting: Arc<Meeting>,
+    /// What every answer is checked against.
+    model: Option<Arc<Model>>,
     loading: ProgressBar,
     running: ProgressBar,
 }
 
 pub(super) fn drive<E: Engine>(engine: &E, plan: &Plan, fleet: &Fleet) -> Result<Measured, String> {
+    if plan.joint.is_none_or(|joint| joint.is_first()) {
+        create(engine, fleet)?;
+    }
+    let measured = run(engine, plan, fleet);
+    if plan.joint.is_some_and(|joint| !joint.is_first()) {
+        return measured;
+    }
+    let dropped = drop_index(fleet);
+    let measured = measured?;
+    dropped.map(|()| measured)
+}
+
+fn create<E: Engine>(engine: &E, fleet: &Fleet) -> Result<(), String> {
     let creator = engine.clone();
     fleet.run_one(|cluster| {
         let engine = creator.clone();
@@ -69,9 +111,11 @@ pub(super) fn drive<E: Engine>(engine: &E, plan: &Plan, fleet: &Fleet) -> Result
             };
             created.await.map_err(|error| format!("cannot create the index: {error}"))
         }
-    })?;
-    let measured = run(engine, plan, fleet);
-    let dropped = fleet.run_one(|cluster| async move {
+    })
+}
+
+fn drop_index(fleet: &Fleet) -> Result<(), String> {
+    fleet.run_one(|cluster| async move {
         let dropped = async {
             let pool = Pool::join(&cluster, SessionOptions::default()).await?;
             let endpoint = pool.session().endpoint()?;
@@ -81,9 +125,7 @@ pub(super) fn drive<E: Engine>(engine: &E, plan: &Plan, fleet: &Fleet) -> Result
             pool.leave(&endpoint).await
         };
         dropped.await.map(drop).map_err(|error| format!("cannot drop the index: {error}"))
-    });
-    let measured = measured?;
-    dropped.map(|()| measured)
+    })
 }
 
 fn run<E: Engine>(engine: &E, plan: &Plan, fleet: &Fleet) -> Result<Measured, String> {
@@ -93,30 +135,79 @@ fn run<E: Engine>(engine: &E, plan: &Plan, fleet: &Fleet) -> Result<Measured, St
         watch: if fleet.is_virtual() { Watch::Virtual } else { Watch::Real(RealClock::new()) },
         members: (0..plan.compute).map(|_| Member::<E::Attached>::default()).collect(),
         meeting: Meeting::of(plan.compute * plan.threads),
+        model: plan.verify.then(|| Arc::new(model(plan))),
         loading: bar(engine.name(), "load", if plan.loads() { plan.keys } else { 0 }),
         running: bar(engine.name(), "run", plan.ops.unwrap_or(0)),
     });
+    let waiting = Arc::clone(&run);
+    fleet.run_one(|cluster| {
+        let run = Arc::clone(&waiting);
+        async move { run.meet_others(&cluster).await.map_err(Trouble::into_text) }
+    })?;
     let results = fleet.run_compute((plan.compute, plan.threads), |compute, thread, cluster| {
         let run = Arc::clone(&run);
         async move {
             let body = async |meeting: &Meeting| {
-                run.thread(compute, thread, &cluster, meeting).await.map_err(|error| match error {
-                    Trouble::Index(error) => error.to_string(),
-                    Trouble::Said(why) => why,
-                })
+                run.thread(compute, thread, &cluster, meeting).await.map_err(Trouble::into_text)
             };
             run.meeting.attend(body).await
         }
     });
     run.loading.finish_and_clear();
     run.running.finish_and_clear();
-    let mut measured = Measured { tally: Tally::new(), cache_bytes: 0, memory_bytes: 0 };
+    let checked = run.model.as_ref().map(|model| model.counters().sum());
+    let mut measured = Measured { tally: Tally::new(), cache_bytes: 0, memory_bytes: 0, checked };
     for result in all(results)? {
         measured.tally.merge(&result.tally);
         measured.cache_bytes += result.cache_bytes;
         measured.memory_bytes += result.memory_bytes;
     }
-    Ok(measured)
+    match plan.joint {
+        Some(joint) => together(joint, measured, fleet),
+        None => Ok(measured),
+    }
+}
+
+/// Brings the results of all processes to the first one.
+fn together(joint: Joint, measured: Measured, fleet: &Fleet) -> Result<Measured, String> {
+    let measured = Arc::new(Mutex::new(Some(measured)));
+    let shared = Arc::clone(&measured);
+    fleet.run_one(move |cluster| {
+        let measured = Arc::clone(&shared);
+        async move {
+            let take = || measured.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let mut measured = take().ok_or("a result is delivered once")?;
+            with_session(&cluster, async |endpoint| {
+                if !joint.is_first() {
+                    joint.deliver(endpoint, &measured).await?;
+                }
+                joint.barrier(endpoint, PHASES + 2).await?;
+                if joint.is_first() {
+                    joint.collect(endpoint, &mut measured).await?;
+                }
+                // Nobody's memory goes before it was read.
+                joint.barrier(endpoint, PHASES + 3).await?;
+                Ok(())
+            })
+            .await?;
+            Ok(measured)
+        }
+    })
+}
+
+/// A model of the index as it is loaded. Where nothing scans, it need not hold the keys that nobody writes.
+fn model(plan: &Plan) -> Model {
+    let scans = |mix: &Mix| {
+        mix.shares().iter().any(|share| matches!(share.kind(), OperationKind::Scan | OperationKind::Iterate))
+    };
+    if plan.workload.roles().iter().any(scans) {
+        return Model::new();
+    }
+    let (keys, values, loaded) = (plan.key_set(), plan.values, if plan.loads() { plan.keys } else { 0 });
+    Model::with_initial(Box::new(move |key| {
+        let index = keys.index_of(key).filter(|index| *index < loaded)?;
+        Some(values.value(ValueId { index, version: 0 }, &mut Vec::new()).to_vec())
+    }))
 }
 
 /// A progress bar on a terminal, and nothing elsewhere.
@@ -134,6 +225,15 @@ fn bar(engine: &str, phase: &'static str, steps: u64) -> ProgressBar {
 enum Trouble {
     Index(IndexError),
     Said(String),
+}
+
+impl Trouble {
+    fn into_text(self) -> String {
+        match self {
+            Self::Index(error) => error.to_string(),
+            Self::Said(why) => why,
+        }
+    }
 }
 
 impl From<IndexError> for Trouble {
@@ -154,7 +254,39 @@ impl From<String> for Trouble {
     }
 }
 
+/// The phases of a run: nobody begins the next before all have ended this one, in other processes too.
+struct Phases<'a> {
+    meeting: &'a Meeting,
+    /// The other processes, for the one thread that speaks to them.
+    joint: Option<Joint>,
+    nth: u32,
+}
+
+impl Phases<'_> {
+    async fn next(&mut self, endpoint: &Endpoint) -> Result<(), String> {
+        self.meeting.gather(endpoint, 2 * self.nth + 1).await?;
+        if let Some(joint) = &self.joint {
+            // The first time was before the index was opened.
+            joint.barrier(endpoint, self.nth + 2).await?;
+        }
+        self.meeting.gather(endpoint, 2 * self.nth + 2).await?;
+        self.nth += 1;
+        Ok(())
+    }
+}
+
 impl<E: Engine> Run<E> {
+    /// Waits until the first process has created the index.
+    async fn meet_others(&self, cluster: &Cluster) -> Result<(), Trouble> {
+        if let Some(joint) = &self.plan.joint {
+            let session = Session::open(cluster, SessionOptions::default()).await?;
+            let endpoint = session.endpoint()?;
+            joint.barrier(&endpoint, 1).await?;
+            session.close(&endpoint).await?;
+        }
+        Ok(())
+    }
+
     /// One thread of one compute server.
     async fn thread(
         self: &Arc<Self>,
@@ -163,18 +295,20 @@ impl<E: Engine> Run<E> {
         cluster: &Cluster,
         meeting: &Meeting,
     ) -> Result<ThreadResult, Trouble> {
+        let is_first = compute == 0 && thread == 0;
         let (pool, attached, endpoint) = self.join(compute, thread, cluster, meeting).await?;
+        let mut phases = Phases { meeting, joint: self.plan.joint.filter(|_| is_first), nth: 0 };
         let tasks = (0..self.plan.tasks).map(|task| self.task(&attached, &endpoint, (compute, thread, task)));
         let mut tasks = tasks.collect::<Result<Vec<_>, Trouble>>()?;
         if self.plan.loads() {
             tasks = self.each(&endpoint, tasks, Self::load, (compute, thread)).await?;
         }
-        meeting.gather(&endpoint, 1).await?;
+        phases.next(&endpoint).await?;
         let warm_up = self.plan.until(0.1, self.watch.now(&endpoint));
         tasks = self
             .each(&endpoint, tasks, move |run, task, _| run.measure(task, warm_up, false), (compute, thread))
             .await?;
-        meeting.gather(&endpoint, 2).await?;
+        phases.next(&endpoint).await?;
         let until = self.plan.until(1.0, self.watch.now(&endpoint));
         tasks = self
             .each(&endpoint, tasks, move |run, task, _| run.measure(task, until, true), (compute, thread))
@@ -183,12 +317,15 @@ impl<E: Engine> Run<E> {
         for task in tasks {
             tally.merge(&task.into_tally());
         }
-        meeting.gather(&endpoint, 3).await?;
+        phases.next(&endpoint).await?;
         let first = thread == 0;
         let cache_bytes = if first { self.engine.cache_bytes(&attached) } else { 0 };
-        let memory_bytes =
-            if first && compute == 0 { self.memory_bytes(&pool, &attached, &endpoint).await? } else { 0 };
-        meeting.gather(&endpoint, 4).await?;
+        let memory_bytes = if is_first && self.plan.is_first() {
+            self.memory_bytes(&pool, &attached, &endpoint).await?
+        } else {
+            0
+        };
+        phases.next(&endpoint).await?;
         if first {
             drop(attached);
             pool.leave(&endpoint).await?;
@@ -229,9 +366,11 @@ impl<E: Engine> Run<E> {
         }
     }
 
-    /// The number of a task among all.
+    /// The number of a task among all, those of other processes included.
     fn client(&self, (compute, thread, task): (u32, u32, u32)) -> u64 {
-        u64::from((compute * self.plan.threads + thread) * self.plan.tasks + task)
+        let here = u64::from((compute * self.plan.threads + thread) * self.plan.tasks + task);
+        let process = self.plan.joint.map_or(0, |joint| joint.number);
+        u64::from(process) * self.plan.clients() + here
     }
 
     fn task(
@@ -248,11 +387,12 @@ impl<E: Engine> Run<E> {
             chooser: plan.chooser,
             seed: plan.seed,
             client: self.client(number),
-            clients: plan.clients(),
+            clients: plan.all_clients(),
             ..StreamOptions::new(plan.keys)
         };
         let stream = Stream::new(&plan.workload, &options).map_err(|error| error.to_string())?;
         let meter = Meter::new(&endpoint, self.watch, plan.tasks == 1);
+        let index = Checked::new(index, self.model.clone());
         Ok(Task::new(index, stream, plan.key_set(), plan.values, meter))
     }
 
@@ -279,7 +419,7 @@ impl<E: Engine> Run<E> {
     }
 
     async fn load(self: Arc<Self>, mut task: Task<E::Index>, client: u64) -> Result<Task<E::Index>, Trouble> {
-        let step = usize::try_from(self.plan.clients()).unwrap_or(usize::MAX);
+        let step = usize::try_from(self.plan.all_clients()).unwrap_or(usize::MAX);
         task.load((client..self.plan.keys).step_by(step), |loaded| self.loading.inc(loaded)).await?;
         Ok(task)
     }
@@ -342,7 +482,7 @@ impl Plan {
             let whole = (whole * part).ceil() as u64;
             whole
         };
-        let ops = self.ops.map_or(u64::MAX, |ops| scaled(ops as f64).div_ceil(self.clients()));
+        let ops = self.ops.map_or(u64::MAX, |ops| scaled(ops as f64).div_ceil(self.all_clients()));
         let at = self.seconds.map_or(Nanos::MAX, |seconds| now.saturating_add(scaled(seconds * 1e9)));
         Until { ops, at }
     }

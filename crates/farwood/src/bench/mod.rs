@@ -6,14 +6,19 @@
 //! | `baseline` | what they are compared with |
 //! | `drive` | a run, phase by phase |
 //! | `task` | one task of it |
+//! | `verify`, `checked` | a model of the index, and how every answer is held against it |
+//! | `join` | several processes in one run |
 //! | `tally`, `result` | what was measured, and how it is told |
 
 mod baseline;
+mod checked;
 mod drive;
 mod engines;
+mod join;
 mod result;
 mod tally;
 mod task;
+mod verify;
 
 use crate::fleet::{Fleet, MAX_CLIENTS, Shape, Transport, TransportArguments, World};
 use crate::report::{JsonFile, Wall, unless_broken_pipe};
@@ -21,8 +26,10 @@ use crate::units::{Size, check_seconds};
 use engines::{Choice, ENGINES, with_engine};
 use farwood_fabric::clock::RealClock;
 use farwood_workload::{Chooser, KeyKind, KeySet, Stream, StreamOptions, Values, Workload};
+use join::{Joint, MAX_PROCESSES};
 use result::Run;
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -93,6 +100,14 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
+    /// Check every answer against a model while it runs; times then include that
+    #[arg(long)]
+    verify: bool,
+
+    /// So many processes, each started with these same arguments, make one run; the one that comes first tells the result
+    #[arg(long, value_name = "PROCESSES")]
+    join: Option<u32>,
+
     /// Write the result to this file, too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -118,6 +133,9 @@ struct Plan {
     tasks: u32,
     set: Vec<(String, String)>,
     seed: u64,
+    verify: bool,
+    /// This process's place among several.
+    joint: Option<Joint>,
 }
 
 fn option<T: std::str::FromStr<Err: std::fmt::Display>>(name: &str, text: &str) -> Result<T, String> {
@@ -140,7 +158,10 @@ impl Plan {
             tasks: arguments.tasks,
             set: arguments.set.iter().map(|text| switch(text)).collect::<Result<_, _>>()?,
             seed: arguments.seed,
+            verify: arguments.verify,
+            joint: None,
         };
+        plan.check_join(arguments.join)?;
         if plan.keys == 0 {
             return Err("--keys: there must be at least 1".to_owned());
         }
@@ -192,6 +213,20 @@ impl Plan {
         Ok(())
     }
 
+    fn check_join(&self, processes: Option<u32>) -> Result<(), String> {
+        let Some(processes) = processes else { return Ok(()) };
+        if !(2..=MAX_PROCESSES).contains(&processes) {
+            return Err(format!("--join: there can be 2 to {MAX_PROCESSES} processes"));
+        }
+        if !matches!(self.transport, Transport::ShmAt { .. }) {
+            return Err("--join: several processes need servers that run, such as shm://PATH".to_owned());
+        }
+        if self.verify {
+            return Err("--verify: a model does not see what other processes do; leave out --join".to_owned());
+        }
+        Ok(())
+    }
+
     fn profile(&self) -> Option<String> {
         match &self.transport {
             Transport::Sim { world, .. } => Some(world.name().to_owned()),
@@ -203,7 +238,17 @@ impl Plan {
         KeySet::new(self.key_kind, self.seed)
     }
 
-    /// How many tasks there are in all.
+    /// Whether this is the only process, or the first.
+    fn is_first(&self) -> bool {
+        self.joint.is_none_or(|joint| joint.is_first())
+    }
+
+    /// How many tasks there are in all processes.
+    fn all_clients(&self) -> u64 {
+        self.clients() * u64::from(self.joint.map_or(1, |joint| joint.of))
+    }
+
+    /// How many tasks there are in this process.
     fn clients(&self) -> u64 {
         u64::from(self.compute) * u64::from(self.threads) * u64::from(self.tasks)
     }
@@ -213,7 +258,7 @@ impl Plan {
         let inserted = match self.ops {
             _ if !self.workload.inserts() => 0,
             // With what warms up, and what is left over when operations are shared out.
-            Some(ops) => ops + ops / 10 + 2 * self.clients(),
+            Some(ops) => ops + ops / 10 + 2 * self.all_clients(),
             None => self.keys,
         };
         self.keys.saturating_add(inserted)
@@ -243,7 +288,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let json = JsonFile::open(arguments.json.as_deref())?;
     let mut runs = Vec::new();
     for (name, choice) in engines.iter().zip(&choices) {
-        runs.push(run_engine(arguments, &plan, name, choice)?);
+        runs.extend(run_engine(arguments, &plan, name, choice)?);
+    }
+    if runs.is_empty() {
+        let said = writeln!(std::io::stdout(), "done; the result is with the process that came first");
+        return unless_broken_pipe(said).map(|()| ExitCode::SUCCESS);
     }
     unless_broken_pipe(result::print(&runs, &mut std::io::stdout().lock()))?;
     if let Some(json) = json {
@@ -252,18 +301,36 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
             runs => json.write(&runs)?,
         }
     }
-    let failed = runs.iter().any(|run| run.ops == 0);
+    // Nothing that was measured counts if an answer was wrong.
+    let failed = runs.iter().any(|run| run.ops == 0 || run.verified && run.errors > 0);
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn run_engine(arguments: &Arguments, plan: &Plan, name: &str, choice: &Choice) -> Result<Run, String> {
+/// Runs one engine. The result, unless it is with another process.
+fn run_engine(
+    arguments: &Arguments,
+    plan: &Plan,
+    name: &str,
+    choice: &Choice,
+) -> Result<Option<Run>, String> {
     let clock = RealClock::new();
     let fleet = Fleet::open(&plan.transport, 0, 0, plan.seed)?;
     check_room(plan, &fleet)?;
+    let mut plan = plan.clone();
+    if let Some(processes) = arguments.join {
+        plan.joint = Some(Joint::enter(&fleet, processes, &settings(&plan, name))?);
+    }
+    let plan = &plan;
     let measured = with_engine!(choice, engine => drive::drive(engine, plan, &fleet))?;
+    if let Some(joint) = plan.joint {
+        joint.leave(&fleet)?;
+    }
+    if !plan.is_first() {
+        return Ok(None);
+    }
     let elapsed_s = measured.tally.elapsed_ns() as f64 / 1e9;
     let text = |text: &Option<String>, default: String| text.clone().unwrap_or(default);
-    Ok(Run {
+    Ok(Some(Run {
         engine: (*name).to_owned(),
         transport: arguments.place.transport.clone(),
         profile: plan.profile(),
@@ -275,7 +342,7 @@ fn run_engine(arguments: &Arguments, plan: &Plan, name: &str, choice: &Choice) -
         threads: plan.threads,
         tasks: plan.tasks,
         memory: fleet.cluster().view().servers.len(),
-        processes: 1,
+        processes: plan.joint.map_or(1, |joint| joint.of),
         set: plan.set.iter().cloned().collect::<BTreeMap<_, _>>(),
         keys: plan.keys,
         ops: measured.tally.ops,
@@ -285,12 +352,33 @@ fn run_engine(arguments: &Arguments, plan: &Plan, name: &str, choice: &Choice) -
         elapsed_s,
         errors: measured.tally.errors,
         first_error: measured.tally.first_error.clone(),
-        verified: false,
+        verified: plan.verify,
+        answers_checked: measured.checked.map_or(0, |(answers, _)| answers),
+        answers_constrained: measured.checked.map_or(0, |(_, constrained)| constrained),
         compute_cache_bytes: measured.cache_bytes,
         memory_bytes: measured.memory_bytes,
         kinds: result::kinds(&measured.tally),
         wall: Wall { seconds: clock.now() as f64 / 1e9 },
-    })
+    }))
+}
+
+/// What several processes must agree on.
+fn settings(plan: &Plan, engine: &str) -> String {
+    let chooser = plan.chooser.unwrap_or(plan.workload.chooser());
+    format!(
+        "{engine} {} keys={} ops={:?} seconds={:?} {} {} {chooser} {}x{}x{} {:?} seed={}",
+        plan.workload,
+        plan.keys,
+        plan.ops,
+        plan.seconds,
+        plan.key_kind,
+        plan.values,
+        plan.compute,
+        plan.threads,
+        plan.tasks,
+        plan.set,
+        plan.seed
+    )
 }
 
 /// Servers that run already must at least have room for the bare keys and values.
@@ -318,7 +406,6 @@ fn check_room(plan: &Plan, fleet: &Fleet) -> Result<(), String> {
 }
 
 fn list() -> Result<ExitCode, String> {
-    use std::io::Write;
     let mut out = std::io::stdout().lock();
     let mut print = || {
         writeln!(out, "engines:")?;

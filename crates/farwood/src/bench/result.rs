@@ -34,8 +34,10 @@ pub(super) struct Run {
     pub(super) elapsed_s: f64,
     pub(super) errors: u64,
     pub(super) first_error: Option<String>,
-    /// Whether every result was checked.
+    /// Whether every answer was checked, how many there were, and how many of them left only one thing to be true.
     pub(super) verified: bool,
+    pub(super) answers_checked: u64,
+    pub(super) answers_constrained: u64,
     pub(super) compute_cache_bytes: u64,
     pub(super) memory_bytes: u64,
     pub(super) kinds: BTreeMap<&'static str, KindResult>,
@@ -182,7 +184,14 @@ pub(super) fn print(runs: &[Run], out: &mut impl Write) -> io::Result<()> {
             run.first_error.as_ref().map_or(String::new(), |why| format!(" (the first: {why})")),
             run.compute_cache_bytes,
             run.memory_bytes,
-            if run.verified { ", every result checked" } else { "" }
+            if run.verified {
+                format!(
+                    ", {} answers checked, {} of them fully determined",
+                    run.answers_checked, run.answers_constrained
+                )
+            } else {
+                String::new()
+            }
         )?;
     }
     Ok(())

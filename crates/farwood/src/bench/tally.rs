@@ -2,7 +2,8 @@
 
 use farwood_fabric::OpStats;
 use farwood_fabric::clock::Nanos;
-use farwood_workload::Distribution;
+use farwood_workload::{Distribution, Exported};
+use serde::{Deserialize, Serialize};
 
 /// The kinds that results are told apart by. A read-modify-write is a get and a put; an insert is a put.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -40,6 +41,32 @@ impl KindTally {
     fn new() -> Self {
         Self { latency_ns: Distribution::new(), round_trips: Distribution::new(), cost: OpStats::default() }
     }
+}
+
+/// A tally as it travels between processes.
+#[derive(Serialize, Deserialize, Debug)]
+pub(crate) struct TallyText {
+    kinds: Vec<KindText>,
+    ops: u64,
+    errors: u64,
+    first_error: Option<String>,
+    elapsed_ns: Nanos,
+}
+
+#[derive(Serialize, Deserialize, Debug)]
+struct KindText {
+    latency_ns: DistributionText,
+    round_trips: DistributionText,
+    cost: [u64; 8],
+}
+
+#[derive(Clone, Serialize, Deserialize, Debug)]
+struct DistributionText {
+    buckets: Vec<(u64, u64)>,
+    /// More than a JSON number holds.
+    sum: String,
+    min: u64,
+    max: u64,
 }
 
 /// What a task, or several, did.
@@ -101,6 +128,52 @@ impl Tally {
         self.ended = self.ended.max(other.ended);
     }
 
+    /// As it travels between processes.
+    pub(crate) fn export(&self) -> TallyText {
+        let distribution = |from: &Distribution| {
+            let Exported { buckets, sum, min, max } = from.export();
+            DistributionText { buckets, sum: sum.to_string(), min, max }
+        };
+        let kind = |tally: &KindTally| {
+            let OpStats { round_trips, reads, writes, atomics, calls, bytes_read, bytes_written, retries } =
+                tally.cost;
+            KindText {
+                latency_ns: distribution(&tally.latency_ns),
+                round_trips: distribution(&tally.round_trips),
+                cost: [round_trips, reads, writes, atomics, calls, bytes_read, bytes_written, retries],
+            }
+        };
+        TallyText {
+            kinds: self.kinds.iter().map(kind).collect(),
+            ops: self.ops,
+            errors: self.errors,
+            first_error: self.first_error.clone(),
+            elapsed_ns: self.elapsed_ns(),
+        }
+    }
+
+    /// Adds what another process exported; a merged run lasts as long as its longest part.
+    pub(crate) fn import(&mut self, text: &TallyText) {
+        let add = |to: &mut Distribution, from: &DistributionText| {
+            let DistributionText { buckets, sum, min, max } = from.clone();
+            to.import(&Exported { buckets, sum: sum.parse().unwrap_or(0), min, max });
+        };
+        for (ours, theirs) in self.kinds.iter_mut().zip(&text.kinds) {
+            add(&mut ours.latency_ns, &theirs.latency_ns);
+            add(&mut ours.round_trips, &theirs.round_trips);
+            let [round_trips, reads, writes, atomics, calls, bytes_read, bytes_written, retries] =
+                theirs.cost;
+            ours.cost +=
+                OpStats { round_trips, reads, writes, atomics, calls, bytes_read, bytes_written, retries };
+        }
+        self.ops += text.ops;
+        self.errors += text.errors;
+        if self.first_error.is_none() {
+            self.first_error.clone_from(&text.first_error);
+        }
+        self.ended = self.began.saturating_add(self.elapsed_ns().max(text.elapsed_ns));
+    }
+
     pub(crate) fn elapsed_ns(&self) -> Nanos {
         self.ended.saturating_sub(self.began)
     }
@@ -126,5 +199,20 @@ mod tests {
         let get = a.kind(Kind::Get);
         assert_eq!((get.latency_ns.count(), get.cost.reads, get.round_trips.summary().max), (2, 8, 3));
         assert_eq!((a.kind(Kind::Scan).latency_ns.count(), a.kind(Kind::Put).latency_ns.count()), (1, 0));
+    }
+
+    #[test]
+    fn what_travels_is_what_adds_up() {
+        let mut a = Tally { ops: 1, began: 10, ended: 30, ..Tally::new() };
+        a.record(Kind::Put, 77, OpStats { round_trips: 2, retries: 1, ..OpStats::default() });
+        let mut b = Tally { ops: 5, began: 1000, ended: 1090, ..Tally::new() };
+        b.record(Kind::Put, 5_000_000, OpStats { round_trips: 9, bytes_read: 64, ..OpStats::default() });
+        b.fail(|| "lost".to_owned());
+        let text = serde_json::to_string(&b.export()).unwrap();
+        a.import(&serde_json::from_str(&text).unwrap());
+        assert_eq!((a.ops, a.errors, a.elapsed_ns(), a.first_error.as_deref()), (6, 1, 90, Some("lost")));
+        let put = a.kind(Kind::Put);
+        assert_eq!((put.latency_ns.summary().max, put.latency_ns.count()), (5_000_000, 2));
+        assert_eq!((put.cost.round_trips, put.cost.retries, put.cost.bytes_read), (11, 1, 64));
     }
 }

@@ -1,5 +1,6 @@
 //! One task of a run: takes operations off its stream, carries them out on its index, and tallies what they cost.
 
+use super::checked::Checked;
 use super::tally::{Kind, Tally};
 use farwood_fabric::clock::{Nanos, RealClock};
 use farwood_fabric::{Endpoint, OpStats, Work};
@@ -88,7 +89,7 @@ pub(super) struct Until {
 
 /// One task.
 pub(super) struct Task<I> {
-    pub(super) index: I,
+    pub(super) index: Checked<I>,
     pub(super) stream: Stream,
     pub(super) keys: KeySet,
     pub(super) values: Values,
@@ -100,7 +101,7 @@ pub(super) struct Task<I> {
 }
 
 impl<I: OrderedIndex> Task<I> {
-    pub(super) fn new(index: I, stream: Stream, keys: KeySet, values: Values, meter: Meter) -> Self {
+    pub(super) fn new(index: Checked<I>, stream: Stream, keys: KeySet, values: Values, meter: Meter) -> Self {
         Self { index, stream, keys, values, meter, key: Vec::new(), value: Vec::new(), cursor: None }
     }
 
@@ -114,7 +115,7 @@ impl<I: OrderedIndex> Task<I> {
         for index in indices {
             let key = self.keys.key(index, &mut self.key);
             let value = self.values.value(ValueId { index, version: 0 }, &mut self.value);
-            self.index.put(key, value).await?;
+            self.index.load(key, value).await?;
             count += 1;
             if count % OPS_PER_TURN == 0 {
                 loaded(OPS_PER_TURN);

@@ -15,7 +15,7 @@ const TRANSPORTS: &str =
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct TransportArguments {
     /// Where: local, sim or shm (with servers of its own, as many as in local:2x256MiB), or servers that run:
-    /// shm://PATH[,PATH]
+    /// shm://PATH,PATH,...
     #[arg(long, value_name = "URL")]
     pub(crate) transport: String,
 
