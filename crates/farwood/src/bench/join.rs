@@ -53,13 +53,18 @@ impl Joint {
                 let pool = Pool::join(&cluster, SessionOptions::default()).await.map_err(to_text)?;
                 let endpoint = pool.session().endpoint().map_err(to_text)?;
                 let joint = Self::come(&pool, &endpoint, of, settings.as_bytes()).await?;
-                let all = joint.wait(&endpoint, COME_NS, CAME_AT, u64::from(of)).await;
-                pool.leave(&endpoint).await.map_err(to_text)?;
-                let came = all.map_err(to_text)?;
-                if came < u64::from(of) {
-                    return Err(format!("--join: only {came} of {of} processes came within a minute"));
+                let came = joint.wait(&endpoint, COME_NS, CAME_AT, u64::from(of)).await.map_err(to_text)?;
+                let complete = came >= u64::from(of);
+                if !complete && joint.is_first() {
+                    // Or the next run would find it.
+                    pool.drop_index(&endpoint, MEETING).await.map_err(to_text)?;
                 }
-                Ok(joint)
+                pool.leave(&endpoint).await.map_err(to_text)?;
+                if complete {
+                    Ok(joint)
+                } else {
+                    Err(format!("--join: only {came} of {of} processes came within a minute"))
+                }
             }
         })
     }

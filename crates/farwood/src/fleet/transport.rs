@@ -16,7 +16,7 @@ const TRANSPORTS: &str =
 pub(crate) struct TransportArguments {
     /// Where: local, sim or shm (with servers of its own, as many as in local:2x256MiB), or servers that run:
     /// shm://PATH,PATH,...
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", default_value = "local")]
     pub(crate) transport: String,
 
     /// What a simulated world costs: cx5-100g, cx6-200g, a file with such a profile, or adversary, which has no prices and does
