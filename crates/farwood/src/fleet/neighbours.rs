@@ -6,7 +6,7 @@ use farwood_fabric::region::PoolId;
 use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Server processes and the folder with their sockets; both go with this.
@@ -58,9 +58,18 @@ impl Neighbours {
             let _ = child.wait();
             return Err(why.trim_end().trim_start_matches("farwood: ").to_owned());
         }
+        if let Some(said) = child.stderr.take() {
+            pass_on(said);
+        }
         self.servers.push(child);
         Ok(())
     }
+}
+
+/// Lets what a server logs appear with what we say. It would stand still if nobody read it.
+#[expect(clippy::disallowed_methods, reason = "a thread that waits for another process")]
+fn pass_on(mut said: ChildStderr) {
+    std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::stderr()));
 }
 
 impl Drop for Neighbours {

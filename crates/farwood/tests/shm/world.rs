@@ -116,7 +116,8 @@ pub(crate) fn serve(socket: &Path, arguments: &[&str]) -> Process {
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
+        // Not a pipe that nobody reads: a server that logs more than it holds would stand still.
+        .stderr(Stdio::null())
         .spawn()
         .expect("a server starts");
     let mut process = Process::new(child);
