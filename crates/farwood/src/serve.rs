@@ -40,7 +40,8 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(ServerId::MAX) + 1))]
     servers: u16,
 
-    /// The pool: 32 hexadecimal digits, the same for all its servers [default: random, for a pool of one server]
+    /// The pool: 32 hexadecimal digits, the same for all its servers [default, for a pool of one server: that of the memory
+    /// that is taken over, or random]
     #[arg(long, value_name = "ID", value_parser = parse_pool)]
     pool: Option<PoolId>,
 
@@ -89,6 +90,7 @@ impl Arguments {
             }
         };
         Ok(ServerConfig {
+            any_pool: self.pool.is_none(),
             incarnation: incarnation(),
             lease_ns: u64::from(self.lease_ms) * MILLISECOND,
             cores: usize::from(self.cores),
@@ -130,7 +132,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let mut signals =
         Signals::new([SIGINT, SIGTERM]).map_err(|error| format!("cannot listen for signals: {error}"))?;
     let config = arguments.config()?;
-    let (pool, number) = (config.pool, config.server);
+    let number = config.server;
     let logic = MemoryServer::new(config, ProcedureSet::default()).map_err(|error| error.to_string())?;
     let options = ServeOptions {
         socket: shm::socket_in(&arguments.shm, number),
@@ -145,8 +147,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     // Whoever started us may not want to read it.
     let _ = writeln!(
         std::io::stdout(),
-        "memory server {number} of {} (pool {pool}), {}, at shm://{}",
+        "memory server {number} of {} (pool {}), {}, at shm://{}",
         arguments.servers,
+        server.identity().pool,
         arguments.memory,
         place.display()
     );

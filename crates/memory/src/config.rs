@@ -7,12 +7,14 @@ use farwood_fabric::control::MAIN_BASE;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::server::StartError;
 
-/// How a memory server is set up. All but `lease_ns`, `cores`, `queue` and `max_long` is the *shape* of its memory:
+/// How a memory server is set up. All but `any_pool`, `lease_ns`, `cores`, `queue` and `max_long` is the *shape* of its memory:
 /// a restart on the same memory must say the same.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServerConfig {
     /// The pool it belongs to.
     pub pool: PoolId,
+    /// Whether memory that is taken over may be another pool's, to which the server then belongs.
+    pub any_pool: bool,
     /// Its logical number there; number 0 is the coordinator.
     pub server: ServerId,
     /// How many servers the pool has.
@@ -48,6 +50,7 @@ impl ServerConfig {
     pub fn new(pool: PoolId, server: ServerId, servers: u16, memory_bytes: u64) -> Self {
         Self {
             pool,
+            any_pool: false,
             server,
             servers,
             incarnation: 1,

@@ -270,6 +270,14 @@ pub(crate) fn format(memory: &dyn ServerMemory, config: &ServerConfig) {
     store(memory, superblock::MAGIC_AT, MAGIC);
 }
 
+/// The pool that formatted memory belongs to.
+pub(crate) fn pool(memory: &dyn ServerMemory) -> PoolId {
+    PoolId(
+        u128::from(load(memory, superblock::POOL_LOW_AT))
+            | u128::from(load(memory, superblock::POOL_HIGH_AT)) << 64,
+    )
+}
+
 /// Whether memory that bears our magic is this server's; its incarnation.
 pub(crate) fn recognise(memory: &dyn ServerMemory, config: &ServerConfig) -> Result<u32, StartError> {
     let identity = load(memory, superblock::IDENTITY_AT);
@@ -277,10 +285,7 @@ pub(crate) fn recognise(memory: &dyn ServerMemory, config: &ServerConfig) -> Res
     if found != FORMAT_VERSION {
         return Err(StartError::FormatVersion { found, supported: FORMAT_VERSION });
     }
-    let pool = PoolId(
-        u128::from(load(memory, superblock::POOL_LOW_AT))
-            | u128::from(load(memory, superblock::POOL_HIGH_AT)) << 64,
-    );
+    let pool = pool(memory);
     if pool != config.pool {
         return Err(StartError::Mismatch(format!("it belongs to pool {pool}, not {}", config.pool)));
     }

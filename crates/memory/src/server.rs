@@ -123,6 +123,11 @@ impl Server {
             MAGIC => {}
             _ => return Err(StartError::Mismatch("it holds something that is not Farwood's".to_owned())),
         }
+        let mut config = config.clone();
+        if config.any_pool {
+            config.pool = layout::pool(memory);
+        }
+        let config = &config;
         let incarnation = layout::recognise(memory, config)?;
         let (sessions, living) = SessionTable::load(memory, config)?;
         let mut clock = EpochClock::new(

@@ -1,13 +1,37 @@
 //! Memory that is kept: a server that is started again takes it over, and clients of the dead one cannot touch it.
 
 use super::parts::{AREA_BYTES, INDEX, area, cells};
-use super::world::{Folder, client, serve, wait_for};
+use super::world::{Folder, client, farwood, serve, wait_for};
 use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
 use farwood_fabric::{Executor, ServerId, Session, SessionOptions};
 use farwood_index::{Engine, OrderedIndex, Pool};
 use rustix::process::Signal;
 
 const POOL: [&str; 4] = ["--pool", "00000000000000000000000000000007", "--lease-ms", "50"];
+
+/// A pool of one server need not be named: its memory says which it is.
+#[test]
+fn kept_memory_knows_its_pool() {
+    let folder = Folder::new();
+    let memory = folder.0.to_string_lossy().into_owned();
+    let pool = || {
+        let server = serve(&folder.0, &["--path", &memory]);
+        let cluster = ShmCluster::connect(std::slice::from_ref(&folder.0), &ShmOptions::default()).unwrap();
+        drop(server);
+        std::fs::remove_file(folder.0.join("m0.sock")).unwrap();
+        cluster.view().servers[0].pool
+    };
+    let first = pool();
+    assert_eq!(pool(), first);
+    let refused = farwood()
+        .args(["serve", "--memory", "64MiB", "--shm"])
+        .arg(&folder.0)
+        .args(["--path", &memory])
+        .args(POOL)
+        .output();
+    let said = String::from_utf8(refused.unwrap().stderr).unwrap();
+    assert!(said.contains("it belongs to pool") && said.contains(&first.to_string()), "{said}");
+}
 
 #[test]
 fn a_server_that_is_started_again_has_what_it_had() {
