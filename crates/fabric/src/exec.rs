@@ -407,6 +407,9 @@ impl Executor {
         } else if is_idle && (!expecting || now.saturating_sub(self.inner.active_at.get()) > SPIN_NS) {
             self.sleep_on_sources();
             self.inner.active_at.set(self.now());
+        } else if is_idle {
+            // What is waited for may need this very core.
+            std::thread::yield_now();
         }
     }
 

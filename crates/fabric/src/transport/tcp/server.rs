@@ -273,6 +273,9 @@ impl Clerk<'_> {
             }
             if did {
                 active_at = self.clock.now();
+            } else {
+                // What is waited for may need this very core.
+                std::thread::yield_now();
             }
         }
     }
