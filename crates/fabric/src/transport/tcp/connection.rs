@@ -166,8 +166,7 @@ impl Connection {
             Err(error) if is_passing(&error) => return Ok(false),
             Err(_) => return Err(Lost::Closed),
         }
-        loop {
-            let Some(frame) = first_frame(state.input.arrived(), MAX_REPLY_BYTES)? else { break };
+        while let Some(frame) = first_frame(state.input.arrived(), MAX_REPLY_BYTES)? {
             let bytes = 4 + frame.len();
             let mut rest = frame;
             if frame.first() == Some(&REFUSED) {
@@ -263,9 +262,9 @@ impl Slot {
     /// A frame was not carried out, because the session is fenced.
     fn fenced(&mut self, piece: &Piece, session: SessionId) {
         if self.failure.is_none() {
-            let outcome = |n: usize| match n == piece.first && piece.continues {
-                true => VerbOutcome::Unknown,
-                false => VerbOutcome::NotExecuted,
+            let outcome = |n: usize| {
+                let has_begun = n == piece.first && piece.continues;
+                if has_begun { VerbOutcome::Unknown } else { VerbOutcome::NotExecuted }
             };
             let outcomes = (0..self.outputs.len()).map(outcome).collect();
             let error = FabricError::Fenced { session };
@@ -304,17 +303,13 @@ impl Source for Connection {
         if state.out.is_empty() {
             return false;
         }
-        match send(&self.socket, state.out.unsent()) {
-            Ok(sent) => {
-                state.out.advance(sent);
-                sent > 0
-            }
-            Err(_) => {
-                drop(state);
-                self.break_off();
-                true
-            }
+        if let Ok(sent) = send(&self.socket, state.out.unsent()) {
+            state.out.advance(sent);
+            return sent > 0;
         }
+        drop(state);
+        self.break_off();
+        true
     }
 
     fn advance(&self, now: Nanos) -> bool {
@@ -333,10 +328,10 @@ impl Source for Connection {
             Ok(false) => return false,
             Err(Lost::Closed) => tracing::debug!(%server, id, "a memory server closed a connection"),
             Err(Lost::Nonsense) => {
-                tracing::error!(%server, id, "the replies of a memory server make no sense")
+                tracing::error!(%server, id, "the replies of a memory server make no sense");
             }
             Err(Lost::Refused(why)) => {
-                tracing::error!(%server, id, "a memory server ended a connection: {why}")
+                tracing::error!(%server, id, "a memory server ended a connection: {why}");
             }
         }
         self.break_off();

@@ -30,6 +30,9 @@ pub(crate) mod server;
 mod station;
 mod verbs;
 
+#[cfg(test)]
+mod tests;
+
 pub use frames::VERSION;
 
 use super::{Cluster, View, Way};

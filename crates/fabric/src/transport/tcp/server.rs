@@ -63,7 +63,7 @@ pub(crate) struct Asked {
 /// What it gets.
 #[derive(Debug)]
 pub(crate) enum Admitted {
-    Yes(Newcomer, Admission),
+    Yes(Box<Newcomer>, Admission),
     No(Admission),
 }
 
@@ -139,7 +139,7 @@ impl Desk {
             batches: CREDIT_BATCHES,
             bytes: CREDIT_BYTES,
         };
-        Admitted::Yes(Newcomer { id, socket, reach, arrived }, answer)
+        Admitted::Yes(Box::new(Newcomer { id, socket, reach, arrived }), answer)
     }
 
     /// Makes sure that nothing of a connection can land any more. Only its own session may ask for that.
@@ -155,8 +155,8 @@ impl Desk {
         }
     }
 
-    pub(crate) fn hand_over(&self, newcomer: Newcomer) {
-        lock(&self.newcomers).push(newcomer);
+    pub(crate) fn hand_over(&self, newcomer: Box<Newcomer>) {
+        lock(&self.newcomers).push(*newcomer);
         self.any_newcomers.store(true, Ordering::Release);
         self.wake.wake();
     }

@@ -43,10 +43,9 @@ pub(crate) fn head(kind: u8, verbs: u8, sequence: u32) -> [u8; HEAD_BYTES] {
 
 /// Kind, verbs and sequence.
 pub(crate) fn take_head(input: &mut &[u8]) -> Result<(u8, u8, u32), Malformed> {
-    match <(u8, u8, u16, u32)>::take(input)? {
-        (kind, verbs, 0, sequence) => Ok((kind, verbs, sequence)),
-        _ => Err(Malformed),
-    }
+    let (kind, verbs, zero) = (u8::take(input)?, u8::take(input)?, u16::take(input)?);
+    let sequence = u32::take(input)?;
+    if zero == 0 { Ok((kind, verbs, sequence)) } else { Err(Malformed) }
 }
 
 /// How a verb begins.
@@ -179,14 +178,5 @@ impl<'a> Request<'a> {
     pub(crate) fn verbs(&self) -> impl Iterator<Item = WireVerb<'a>> + use<'a> {
         let (mut body, server) = (self.body, self.server);
         (0..self.verbs).map_while(move |_| take_verb(&mut body, server).ok())
-    }
-}
-
-impl Wire for (u8, u8, u16, u32) {
-    fn put(&self, out: &mut Vec<u8>) {
-        (self.0.put(out), self.1.put(out), self.2.put(out), self.3.put(out));
-    }
-    fn take(input: &mut &[u8]) -> Result<Self, Malformed> {
-        Ok((u8::take(input)?, u8::take(input)?, u16::take(input)?, u32::take(input)?))
     }
 }

@@ -1,7 +1,7 @@
 //! `kill -9`, of clients and of servers, under load.
 
 use super::parts::{INDEX, KEYS, cells, records};
-use super::world::{Process, Servers, client, nap};
+use super::world::{Over, Process, Servers, client, nap};
 use farwood_fabric::clock::{MILLISECOND, SECOND};
 use farwood_fabric::{Batch, Executor, FabricError, GlobalAddr, RegionId, ServerId, Session, SessionOptions};
 use farwood_index::{Engine, OrderedIndex, Pool};
@@ -24,7 +24,8 @@ fn survives_kills<E: Engine>(engine: &E, part: &str, kills: u64) {
         let attached = engine.attach(&pool, &endpoint, INDEX).await.expect("attaches");
         let index = engine.open(&attached, &endpoint, 0).expect("opens");
         for kill in 0..kills {
-            let mut clients = [client(part, &servers.folder.0), client(part, &servers.folder.0)];
+            let mut clients =
+                [client(part, &servers.place(Over::Shm)), client(part, &servers.place(Over::Shm))];
             nap(Duration::from_micros(1500 + kill * 37 % 2000));
             for client in &mut clients {
                 client.kill();
