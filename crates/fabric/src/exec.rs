@@ -1,7 +1,7 @@
 //! The executor: one per thread, with tasks that never leave it and wake-ups that may come from any thread.
 //!
 //! The same task set serves real threads ([`Executor::block_on`] parks the thread when idle) and the simulator, which
-//! owns the clock and decides which ready task runs next. An executor with sockets ([`Source`]) does their input and output
+//! owns the clock and decides which ready task runs next. An executor with sockets (`Source`) does their input and output
 //! itself when it has run out of ready tasks, so that what many tasks send goes out together; it then spins for a little
 //! while something is under way, and waits for sockets and wake-ups alike after that. Tasks belong to a *group* (in the simulator: a process), so that
 //! a whole process can be killed or paused between two polls.

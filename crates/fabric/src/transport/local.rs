@@ -1,6 +1,6 @@
 //! Transport `local`: memory servers inside the process, the embedded default of the library.
 //!
-//! Verbs run inline on the caller's thread ([`super::direct`]); calls go to the server's logic on the caller's thread;
+//! Verbs run inline on the caller's thread (`direct`); calls go to the server's logic on the caller's thread;
 //! procedures run on threads of their own, as many as the server has cores.
 
 use super::direct::{DirectCluster, Station};

@@ -83,7 +83,7 @@ impl TransportArguments {
         match (&mut transport, &self.token_file) {
             (_, None) => {}
             (Transport::ShmAt { token, .. } | Transport::TcpAt { token, .. }, Some(file)) => {
-                *token = read_token(Some(file))?
+                *token = read_token(Some(file))?;
             }
             (_, Some(_)) => return Err("--token-file: only servers that run ask for a token".to_owned()),
         }

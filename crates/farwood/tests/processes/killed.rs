@@ -87,7 +87,7 @@ fn a_killed_server_is_an_error_within_a_bounded_time() {
         for server in [ServerId::COORDINATOR, gone] {
             endpoint.op().faa(word(server), 1).await.expect("both servers are there");
         }
-        servers.servers[1].kill();
+        servers.processes[1].kill();
         let lost = FabricError::ServerLost { server: gone };
         let deadline = endpoint.now() + 5 * SECOND;
         while endpoint.op().faa(word(gone), 1).await.is_ok() {
@@ -124,13 +124,13 @@ fn a_stopped_and_killed_server_answers_nobody_but_nobody_hangs() {
     executor.block_on(async {
         let session = Session::open(&cluster, SessionOptions::default()).await.expect("a session");
         let endpoint = session.endpoint().expect("an endpoint");
-        servers.servers[1].stop();
+        servers.processes[1].stop();
         let caller = endpoint.clone();
         let call = endpoint.spawn(async move {
             caller.op().control(ServerId::new(1), &farwood_fabric::control::Request::Hello {}).await
         });
         endpoint.sleep(50 * MILLISECOND).await;
-        servers.servers[1].kill();
+        servers.processes[1].kill();
         let ended = call.await.expect("it ends");
         assert!(ended.expect_err("nobody answered").is_unknown());
     });
@@ -146,14 +146,14 @@ fn verbs_cost_the_server_no_cpu() {
     executor.block_on(async {
         let session = Session::open(&cluster, SessionOptions::default()).await.expect("a session");
         let endpoint = session.endpoint().expect("an endpoint");
-        let before: Vec<u64> = servers.servers.iter().map(Process::cpu_ticks).collect();
+        let before: Vec<u64> = servers.processes.iter().map(Process::cpu_ticks).collect();
         let op = endpoint.op();
         for n in 0..1_000_000u64 {
             let word = GlobalAddr::new(ServerId::new(u16::from(n % 2 == 1)), RegionId::LOCK, n % 512 * 8);
             op.faa(word, 1).await.expect("adds");
             op.read(word, 8).await.expect("reads");
         }
-        let after: Vec<u64> = servers.servers.iter().map(Process::cpu_ticks).collect();
+        let after: Vec<u64> = servers.processes.iter().map(Process::cpu_ticks).collect();
         for (before, after) in before.iter().zip(&after) {
             assert!(after - before <= 1, "2,000,000 verbs cost a server {} ticks", after - before);
         }

@@ -121,7 +121,7 @@ fn a_killed_server_is_an_error_within_a_bounded_time() {
             })
             .collect();
         endpoint.sleep(20 * MILLISECOND).await;
-        servers.servers[1].kill();
+        servers.processes[1].kill();
         for worker in workers {
             let error = worker.await.expect("it ends");
             let expected = matches!(error, FabricError::Unknown { .. } | FabricError::Disconnected { .. });
@@ -143,7 +143,7 @@ fn a_killed_server_is_an_error_within_a_bounded_time() {
         let pool = ["--servers", "2", "--pool", "0123456789abcdef0123456789abcdef", "--server", "1"];
         endpoint.sleep(SECOND).await;
         let (server, _) = serve_at(&["--listen", &servers.addresses[1]], &pool);
-        servers.servers[1] = server;
+        servers.processes[1] = server;
         assert_eq!(endpoint.reconnect(gone).await, Err(FabricError::ServerLost { server: gone }));
         assert!(connect(&servers.place(Over::Tcp)).is_ok(), "those who come anew can use it");
     });
@@ -161,12 +161,12 @@ fn a_stopped_server_is_given_up_and_taken_up_again() {
         let session = Session::open(&cluster, SessionOptions::default()).await.expect("a session");
         let endpoint = session.endpoint().expect("an endpoint");
         endpoint.op().write_word(word(1, 0), 1).await.expect("it is there");
-        servers.servers[1].stop();
+        servers.processes[1].stop();
         let unknown = endpoint.op().write_word(word(1, 0), 2).await;
         assert_eq!(unknown, Err(FabricError::Unknown { server: ServerId::new(1) }));
         assert!(endpoint.reconnect(ServerId::new(1)).await.is_err());
         assert!(endpoint.op().faa(word(0, 0), 1).await.is_ok(), "the other server goes on");
-        servers.servers[1].signal(rustix::process::Signal::CONT);
+        servers.processes[1].signal(rustix::process::Signal::CONT);
         let deadline = endpoint.now() + 20 * SECOND;
         while endpoint.reconnect(ServerId::new(1)).await.is_err() {
             assert!(endpoint.now() < deadline, "it does not come back");

@@ -147,7 +147,7 @@ pub(crate) enum Over {
 /// Two servers in a folder, which can be reached both ways.
 pub(crate) struct Servers {
     pub(crate) folder: Folder,
-    pub(crate) servers: Vec<Process>,
+    pub(crate) processes: Vec<Process>,
     pub(crate) addresses: Vec<String>,
 }
 
@@ -164,7 +164,7 @@ impl Servers {
                 (server, address_in(&said))
             })
             .unzip();
-        Self { folder, servers, addresses }
+        Self { folder, processes: servers, addresses }
     }
 
     pub(crate) fn connect(&self) -> Result<Cluster, FabricError> {

@@ -2,7 +2,7 @@
 //!
 //! The server ([`MemoryProcess`](super::serve::MemoryProcess), behind `farwood serve --shm`) maps its regions from a memfd or from a file or device
 //! ([`Backing`]) and listens on a Unix socket. A client connects, shows a token, gets the server's identity and the descriptor,
-//! and from then on carries out verbs itself, with no server CPU ([`super::direct`]). Calls go over the socket.
+//! and from then on carries out verbs itself, with no server CPU (`direct`). Calls go over the socket.
 //!
 //! The same path serves hardware-coherent CXL memory that both ends map. Memory that is shared without coherence is not
 //! what this is for.

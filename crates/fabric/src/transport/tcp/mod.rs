@@ -3,7 +3,7 @@
 //! One batch is one request and one reply; the server carries it out in order ([`super::serve`], `server`). An endpoint has a
 //! connection of its own to each server, as it would have a queue pair, and its thread does the input and output itself: what
 //! its tasks post goes out together when none of them is ready, and both ends spin for some 50 us before they block. Calls
-//! go over a line per process ([`super::line`]).
+//! go over a line per process (`line`).
 //!
 //! | file | what it is |
 //! |---|---|
