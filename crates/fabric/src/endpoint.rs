@@ -120,7 +120,7 @@ impl Endpoint {
         pins: Pins,
     ) -> Self {
         let skew = match &link {
-            Link::Direct(_) => ClockSkew::default(),
+            Link::Direct(_) | Link::Tcp(_) => ClockSkew::default(),
             Link::Sim(link) => link.clock_skew(),
         };
         Self {
@@ -376,7 +376,7 @@ impl Op {
         let result = match &self.endpoint.inner.link {
             // Nothing is ever in flight: the ticket would only be carried about.
             Link::Direct(link) => self.execute(link, batch),
-            Link::Sim(_) => self.post(batch).await,
+            Link::Tcp(_) | Link::Sim(_) => self.post(batch).await,
         };
         self.endpoint.breathe().await;
         result

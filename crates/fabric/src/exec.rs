@@ -1,21 +1,26 @@
 //! The executor: one per thread, with tasks that never leave it and wake-ups that may come from any thread.
 //!
 //! The same task set serves real threads ([`Executor::block_on`] parks the thread when idle) and the simulator, which
-//! owns the clock and decides which ready task runs next. Tasks belong to a *group* (in the simulator: a process), so that
+//! owns the clock and decides which ready task runs next. An executor with sockets (`Source`) does their input and output
+//! itself when it has run out of ready tasks, so that what many tasks send goes out together; it then spins for a little
+//! while something is under way, and waits for sockets and wake-ups alike after that. Tasks belong to a *group* (in the simulator: a process), so that
 //! a whole process can be killed or paused between two polls.
 
-use crate::clock::{Nanos, RealClock};
+use crate::clock::{MICROSECOND, Nanos, RealClock, SECOND};
+use crate::wake::Wake as WakeUp;
 use rustc_hash::FxHashMap;
+use rustix::event::{PollFd, Timespec, poll};
 use slab::Slab;
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::fmt;
 use std::future::Future;
+use std::io;
 use std::pin::{Pin, pin};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
@@ -30,6 +35,10 @@ type TaskId = usize;
 const MAIN: TaskId = usize::MAX;
 /// How many tasks are polled before timers get a look.
 const BURST: usize = 64;
+/// After so many bursts connections get a look, though tasks are ready.
+const BURSTS_PER_LOOK: u32 = 16;
+/// How long a thread that expects something looks for it before it sleeps.
+const SPIN_NS: Nanos = 50 * MICROSECOND;
 
 thread_local! {
     static CURRENT: RefCell<Option<Executor>> = const { RefCell::new(None) };
@@ -38,6 +47,20 @@ thread_local! {
 /// A lock whose holder cannot leave broken state behind: a poisoned one is simply taken over.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Something beside tasks that an executor's thread has to look after: a connection.
+pub(crate) trait Source {
+    /// Sends what tasks have left there; whether there was anything.
+    fn flush(&self) -> bool;
+    /// Takes in what has come; whether anything has.
+    fn advance(&self, now: Nanos) -> bool;
+    /// Whether something is under way, so that spinning may pay.
+    fn is_expecting(&self) -> bool;
+    /// What to wait for when spinning does not.
+    fn interest(&self) -> PollFd<'_>;
+    /// When to look again though nothing has come.
+    fn deadline(&self) -> Option<Nanos>;
 }
 
 /// The tasks of one thread.
@@ -58,6 +81,9 @@ struct Inner {
     group: Cell<GroupId>,
     /// Paused groups, with the tasks that became ready meanwhile.
     paused: RefCell<FxHashMap<GroupId, Vec<TaskId>>>,
+    sources: RefCell<Vec<Weak<dyn Source>>>,
+    /// When there was last something to do, as far as sources go.
+    active_at: Cell<Nanos>,
 }
 
 enum Clock {
@@ -103,13 +129,24 @@ struct ReadyQueue {
     /// Whether there may be woken tasks, so that looking costs no lock.
     any: AtomicBool,
     thread: std::thread::Thread,
+    /// What wakes the thread while it waits for its sources.
+    wake: OnceLock<WakeUp>,
 }
 
 #[derive(Default)]
 struct Woken {
     tasks: Vec<TaskId>,
     /// Whether the thread sleeps, or is about to: only then does a wake-up cost a system call.
-    parked: bool,
+    sleep: Sleep,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Sleep {
+    #[default]
+    Awake,
+    Parked,
+    /// It waits for its sources.
+    Polling,
 }
 
 impl ReadyQueue {
@@ -118,8 +155,14 @@ impl ReadyQueue {
         woken.tasks.push(id);
         // Under the lock, so that whoever takes the list lowers it for what he took only.
         self.any.store(true, Ordering::Release);
-        if std::mem::take(&mut woken.parked) {
-            self.thread.unpark();
+        match std::mem::take(&mut woken.sleep) {
+            Sleep::Awake => {}
+            Sleep::Parked => self.thread.unpark(),
+            Sleep::Polling => {
+                if let Some(wake) = self.wake.get() {
+                    wake.wake();
+                }
+            }
         }
     }
 }
@@ -172,6 +215,7 @@ impl Executor {
             woken: Mutex::default(),
             any: AtomicBool::new(false),
             thread: std::thread::current(),
+            wake: OnceLock::new(),
         };
         Self {
             inner: Rc::new(Inner {
@@ -184,6 +228,8 @@ impl Executor {
                 rng: RefCell::new(fastrand::Rng::with_seed(seed)),
                 group: Cell::new(DRIVER),
                 paused: RefCell::default(),
+                sources: RefCell::default(),
+                active_at: Cell::new(0),
             }),
         }
     }
@@ -282,7 +328,7 @@ impl Executor {
         let main = Arc::new(TaskWaker { id: MAIN, queued: AtomicBool::new(true), queue: Arc::clone(ready) });
         let waker = Waker::from(Arc::clone(&main));
         self.inner.queue.borrow_mut().push_back(MAIN);
-        loop {
+        for turn in (0..BURSTS_PER_LOOK).cycle() {
             self.fire_timers();
             self.collect_woken();
             for _ in 0..BURST {
@@ -293,16 +339,108 @@ impl Executor {
                         // What else was ready stays queued; only main's own wake-ups are void now.
                         self.collect_woken();
                         self.inner.queue.borrow_mut().retain(|id| *id != MAIN);
+                        self.each_source(|source| {
+                            source.flush();
+                        });
                         return value;
                     }
                 } else {
                     self.poll_task(id);
                 }
             }
-            if self.inner.queue.borrow().is_empty() {
+            let is_idle = self.inner.queue.borrow().is_empty();
+            if !self.inner.sources.borrow().is_empty() {
+                // Tasks that are always ready do not keep connections waiting for ever.
+                if is_idle || turn == 0 {
+                    self.attend_sources(is_idle);
+                }
+            } else if is_idle {
                 self.park();
             }
         }
+        unreachable!("turns go on for ever")
+    }
+
+    /// Registers something to be looked after, for as long as somebody else holds it.
+    pub(crate) fn register(&self, source: &Rc<dyn Source>) -> io::Result<()> {
+        if self.inner.ready.wake.get().is_none() {
+            // Only this thread registers, so nobody else sets it.
+            let _ = self.inner.ready.wake.set(WakeUp::new()?);
+        }
+        let mut sources = self.inner.sources.borrow_mut();
+        sources.retain(|source| source.strong_count() > 0);
+        sources.push(Rc::downgrade(source));
+        Ok(())
+    }
+
+    /// Does something with each source that is still there; whether all are.
+    fn each_source(&self, mut work: impl FnMut(&dyn Source)) -> bool {
+        let mut all = true;
+        // One at a time, since a source may wake what registers another.
+        for n in 0.. {
+            let source = match self.inner.sources.borrow().get(n) {
+                Some(source) => source.upgrade(),
+                None => break,
+            };
+            match source {
+                Some(source) => work(&*source),
+                None => all = false,
+            }
+        }
+        all
+    }
+
+    /// Input and output; if there was none and no task is ready, spins for a while or sleeps.
+    fn attend_sources(&self, is_idle: bool) {
+        let now = self.now();
+        let (mut did, mut expecting) = (false, false);
+        let all = self.each_source(|source| {
+            did |= source.flush();
+            did |= source.advance(now);
+            expecting |= source.is_expecting();
+        });
+        if !all {
+            self.inner.sources.borrow_mut().retain(|source| source.strong_count() > 0);
+        }
+        if did {
+            self.inner.active_at.set(now);
+        } else if is_idle && (!expecting || now.saturating_sub(self.inner.active_at.get()) > SPIN_NS) {
+            self.sleep_on_sources();
+            self.inner.active_at.set(self.now());
+        } else if is_idle {
+            // What is waited for may need this very core.
+            std::thread::yield_now();
+        }
+    }
+
+    /// Sleeps until a source is ready, a wake-up or the next timer.
+    fn sleep_on_sources(&self) {
+        let ready = &self.inner.ready;
+        let Some(wake) = ready.wake.get() else { return };
+        {
+            let mut woken = lock(&ready.woken);
+            if !woken.tasks.is_empty() {
+                return;
+            }
+            woken.sleep = Sleep::Polling;
+        }
+        let sources: Vec<_> = self.inner.sources.borrow().iter().filter_map(Weak::upgrade).collect();
+        let mut ends = vec![PollFd::new(wake, rustix::event::PollFlags::IN)];
+        ends.extend(sources.iter().map(|source| source.interest()));
+        let deadline = sources.iter().filter_map(|source| source.deadline()).chain(self.next_timer()).min();
+        let patience = deadline.map(|at| {
+            let span = at.saturating_sub(self.now());
+            Timespec {
+                tv_sec: i64::try_from(span / SECOND).unwrap_or(i64::MAX),
+                tv_nsec: i64::try_from(span % SECOND).unwrap_or(0),
+            }
+        });
+        // If it fails, somebody interrupted us: we look again.
+        let _ = poll(&mut ends, patience.as_ref());
+        if !ends[0].revents().is_empty() {
+            wake.settle();
+        }
+        lock(&ready.woken).sleep = Sleep::Awake;
     }
 
     /// Sleeps until a wake-up or the next timer.
@@ -311,16 +449,16 @@ impl Executor {
         debug_assert_eq!(ready.thread.id(), std::thread::current().id(), "an executor stays on its thread");
         {
             let mut woken = lock(&ready.woken);
-            woken.parked = woken.tasks.is_empty();
-            if !woken.parked {
+            if !woken.tasks.is_empty() {
                 return;
             }
+            woken.sleep = Sleep::Parked;
         }
         match self.next_timer() {
             Some(at) => std::thread::park_timeout(Duration::from_nanos(at.saturating_sub(self.now()))),
             None => std::thread::park(),
         }
-        lock(&ready.woken).parked = false;
+        lock(&ready.woken).sleep = Sleep::Awake;
     }
 
     fn enter(&self) -> Entered {

@@ -36,6 +36,7 @@ pub mod session;
 pub mod stats;
 pub mod transport;
 pub mod verb;
+mod wake;
 pub mod wire;
 pub mod work;
 

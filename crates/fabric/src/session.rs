@@ -104,7 +104,7 @@ impl Session {
         let servers: Vec<_> = cluster.view().ids().collect();
         let mut journals = vec![journal];
         // From here on calls carry the session's number.
-        let member = Endpoint::near(cluster.connect(id, term)?, id, term, &executor);
+        let member = Endpoint::near(cluster.connect_to_call(id, term)?, id, term, &executor);
         for server in servers.iter().copied().filter(|s| *s != ServerId::COORDINATOR) {
             let error = match member.op().control(server, &Request::AttachSession { read_only, term }).await {
                 Ok(Reply::Session { journal, .. }) => {

@@ -1,6 +1,6 @@
 //! `farwood serve`: one memory server as a process, until it is told to stop.
 //!
-//! It prints one line when clients can connect, with the URL they connect to; what happens later goes to standard error as
+//! It prints one line when clients can connect, with the URLs they connect to; what happens later goes to standard error as
 //! log lines. SIGTERM and SIGINT (or, if wanted, the end of standard input) end it: the socket is removed, clients are told, and memory that is not kept is gone with
 //! the last process that maps it.
 
@@ -9,11 +9,13 @@ use farwood_fabric::ServerId;
 use farwood_fabric::clock::MILLISECOND;
 use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::region::PoolId;
-use farwood_fabric::transport::shm::{self, Backing, ServeOptions, ShmServer};
+use farwood_fabric::transport::serve::{MemoryProcess, ServeOptions};
+use farwood_fabric::transport::shm::{self, Backing};
 use farwood_memory::{MemoryServer, ServerConfig};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::Write;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -21,8 +23,12 @@ use std::sync::Arc;
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {
     /// Where processes of this machine find the server: a socket, or a folder in which it makes one
-    #[arg(long, value_name = "PATH")]
-    shm: PathBuf,
+    #[arg(long, value_name = "PATH", required_unless_present = "listen")]
+    shm: Option<PathBuf>,
+
+    /// Where other machines find it: an address with a port (0: any that is free), such as 10.0.0.1:7000
+    #[arg(long, value_name = "ADDR", value_parser = parse_address)]
+    listen: Option<SocketAddr>,
 
     /// How much memory to hand out, such as 1GiB
     #[arg(long, value_name = "SIZE")]
@@ -64,6 +70,12 @@ pub(crate) struct Arguments {
     /// Take only clients that know what is in this file
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+}
+
+/// The first address that a name and a port stand for.
+fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    let wrong = || "give an address and a port, such as 127.0.0.1:7000".to_owned();
+    text.to_socket_addrs().map_err(|_| wrong())?.next().ok_or_else(wrong)
 }
 
 /// A pool's id, with or without the dashes of a UUID.
@@ -127,6 +139,15 @@ fn stop_with_stdin() {
     });
 }
 
+/// The URLs that clients use.
+fn places(server: &MemoryProcess) -> Vec<String> {
+    let shm = server.path().map(|path| {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        format!("shm://{}", path.display())
+    });
+    shm.into_iter().chain(server.address().map(|address| format!("tcp://{address}"))).collect()
+}
+
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     // From here on a signal ends the server in good order, however early it comes.
     let mut signals =
@@ -135,23 +156,23 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let number = config.server;
     let logic = MemoryServer::new(config, ProcedureSet::default()).map_err(|error| error.to_string())?;
     let options = ServeOptions {
-        socket: shm::socket_in(&arguments.shm, number),
+        shm: arguments.shm.as_deref().map(|place| shm::socket_in(place, number)),
+        tcp: arguments.listen,
         backing: match &arguments.path {
             Some(place) => Backing::Path(shm::memory_in(place, number)),
             None => Backing::Memfd,
         },
         token: read_token(arguments.token_file.as_deref())?,
     };
-    let server = ShmServer::start(Arc::new(logic), options).map_err(|error| error.to_string())?;
-    let place = std::path::absolute(server.path()).unwrap_or_else(|_| server.path().to_owned());
+    let server = MemoryProcess::start(Arc::new(logic), options).map_err(|error| error.to_string())?;
     // Whoever started us may not want to read it.
     let _ = writeln!(
         std::io::stdout(),
-        "memory server {number} of {} (pool {}), {}, at shm://{}",
+        "memory server {number} of {} (pool {}), {}, at {}",
         arguments.servers,
         server.identity().pool,
         arguments.memory,
-        place.display()
+        places(&server).join(" and ")
     );
     let _ = std::io::stdout().flush();
     if arguments.stop_with_stdin {

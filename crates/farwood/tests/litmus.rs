@@ -102,7 +102,7 @@ fn on_threads_no_promise_is_broken() {
 #[test]
 fn nonsense_is_refused_in_one_clear_line() {
     for (arguments, expected) in [
-        (&["--transport", "tcp://a:1"][..], "'tcp://a:1' is not understood"),
+        (&["--transport", "udp://a:1"][..], "'udp://a:1' is not understood"),
         (&["--transport", "shm:///no/such.sock"], "there is no socket /no/such.sock"),
         (&["--transport", "sim", "--clients", "1"], "--clients: a race needs 2"),
         (&["--transport", "sim", "--sizes", "100"], "--sizes: 100 B is no multiple of 64"),

@@ -13,7 +13,8 @@ use farwood_fabric::mem::RacyMemory;
 use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::transport::local::LocalCluster;
-use farwood_fabric::transport::shm::{Backing, ServeOptions, ShmCluster, ShmOptions, ShmServer};
+use farwood_fabric::transport::serve::{MemoryProcess, ServeOptions};
+use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
 use farwood_fabric::{
     Cluster, Endpoint, Executor, GlobalAddr, Op, RegionId, ServerId, Session, SessionOptions,
 };
@@ -61,8 +62,8 @@ fn server(working_set: u64) -> Arc<MemoryServer> {
 fn serve_until_told(serve: &str) {
     let (working_set, socket) = serve.split_once(' ').expect("a size and a socket");
     let logic = server(working_set.parse().expect("a size"));
-    let options = ServeOptions { socket: PathBuf::from(socket), backing: Backing::Memfd, token: Vec::new() };
-    let server = ShmServer::start(logic, options).expect("starts");
+    let options = ServeOptions { shm: Some(PathBuf::from(socket)), ..ServeOptions::default() };
+    let server = MemoryProcess::start(logic, options).expect("starts");
     println!("ready");
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
     drop(server);

@@ -37,9 +37,13 @@
 pub mod conformance;
 pub(crate) mod direct;
 pub(crate) mod host;
+pub(crate) mod line;
 pub mod local;
+pub mod serve;
 pub mod shm;
 pub mod sim;
+pub(crate) mod stream;
+pub mod tcp;
 
 use crate::addr::{ServerId, SessionId};
 use crate::buf::BufPool;
@@ -54,6 +58,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
+
+/// The number of the first view of a pool, which is its only one so far.
+pub(crate) const VIEW: u64 = 1;
 
 /// Which server answers to which number.
 #[derive(Clone, Debug)]
@@ -93,7 +100,7 @@ impl View {
         if servers.len() != usize::from(count) {
             return wrong(format!("the pool has {count} servers, {} were named", servers.len()));
         }
-        Ok(Self { number: 1, servers })
+        Ok(Self { number: VIEW, servers })
     }
 
     /// The numbers of all servers.
@@ -111,6 +118,7 @@ pub struct Cluster {
 #[derive(Clone, Debug)]
 pub(crate) enum Way {
     Direct(Arc<direct::DirectCluster>),
+    Tcp(Arc<tcp::client::FarCluster>),
     Sim(sim::SimCluster),
 }
 
@@ -119,6 +127,7 @@ impl Cluster {
     pub fn view(&self) -> View {
         match &self.way {
             Way::Direct(cluster) => cluster.view().clone(),
+            Way::Tcp(cluster) => cluster.view().clone(),
             Way::Sim(cluster) => cluster.view(),
         }
     }
@@ -127,6 +136,7 @@ impl Cluster {
     pub fn capabilities(&self) -> Capabilities {
         match &self.way {
             Way::Direct(cluster) => cluster.capabilities(),
+            Way::Tcp(cluster) => cluster.capabilities(),
             Way::Sim(cluster) => cluster.capabilities(),
         }
     }
@@ -135,8 +145,17 @@ impl Cluster {
     pub(crate) fn connect(&self, session: SessionId, term: u64) -> Result<Link, FabricError> {
         Ok(match &self.way {
             Way::Direct(cluster) => Link::Direct(cluster.connect(session, term)?),
+            Way::Tcp(cluster) => Link::Tcp(cluster.connect(session, term, true)?),
             Way::Sim(cluster) => Link::Sim(cluster.connect(session, term)),
         })
+    }
+
+    /// Connects an endpoint of `session` that only calls.
+    pub(crate) fn connect_to_call(&self, session: SessionId, term: u64) -> Result<Link, FabricError> {
+        match &self.way {
+            Way::Tcp(cluster) => cluster.connect(session, term, false).map(Link::Tcp),
+            _ => self.connect(session, term),
+        }
     }
 }
 
@@ -144,6 +163,7 @@ impl Cluster {
 #[derive(Debug)]
 pub(crate) enum Link {
     Direct(direct::DirectLink),
+    Tcp(tcp::client::FarLink),
     Sim(sim::SimLink),
 }
 
@@ -151,6 +171,7 @@ impl Link {
     pub(crate) fn capabilities(&self) -> &Capabilities {
         match self {
             Self::Direct(link) => link.capabilities(),
+            Self::Tcp(link) => link.capabilities(),
             Self::Sim(link) => link.capabilities(),
         }
     }
@@ -159,6 +180,7 @@ impl Link {
     pub(crate) fn table(&self, server: ServerId) -> Result<&RegionTable, FabricError> {
         match self {
             Self::Direct(link) => link.table(server),
+            Self::Tcp(link) => link.table(server),
             Self::Sim(link) => link.table(server),
         }
     }
@@ -167,6 +189,7 @@ impl Link {
     pub(crate) fn check_alive(&self, server: ServerId) -> Result<(), FabricError> {
         match self {
             Self::Direct(link) => link.check_alive(server),
+            Self::Tcp(link) => link.check_alive(server),
             Self::Sim(link) => link.table(server).map(drop),
         }
     }
@@ -175,6 +198,7 @@ impl Link {
     pub(crate) fn post(&self, batch: Batch, pool: &BufPool) -> Posted {
         match self {
             Self::Direct(link) => Posted::Ready(link.execute(batch, pool)),
+            Self::Tcp(link) => link.post(batch, pool),
             Self::Sim(link) => Posted::Sim(link.post(batch, pool)),
         }
     }
@@ -183,6 +207,7 @@ impl Link {
     pub(crate) async fn call(&self, target: Target, call: Call) -> CallOutcome {
         match self {
             Self::Direct(link) => link.call(target, call).await,
+            Self::Tcp(link) => link.call(target, call).await,
             Self::Sim(link) => link.call(target, call).await,
         }
     }
@@ -191,6 +216,7 @@ impl Link {
     pub(crate) async fn reconnect(&self, server: ServerId) -> Result<(), FabricError> {
         match self {
             Self::Direct(link) => link.reconnect(server),
+            Self::Tcp(link) => link.reconnect(server).await,
             Self::Sim(link) => link.reconnect(server).await,
         }
     }
@@ -199,6 +225,7 @@ impl Link {
     pub(crate) fn serve(&self) -> Arc<Inbox> {
         match self {
             Self::Direct(link) => link.serve(),
+            Self::Tcp(link) => link.serve(),
             Self::Sim(link) => link.serve(),
         }
     }
@@ -207,6 +234,7 @@ impl Link {
     pub(crate) fn reply(&self, to: CallId, outcome: CallOutcome) {
         match self {
             Self::Direct(link) => link.reply(to, outcome),
+            Self::Tcp(link) => link.reply(to, outcome),
             Self::Sim(link) => link.reply(to, outcome),
         }
     }
@@ -215,6 +243,7 @@ impl Link {
 /// A batch under way. Dropping it detaches: the verbs complete, their results go nowhere.
 pub(crate) enum Posted {
     Ready(BatchResult),
+    Far(tcp::client::Ticket),
     Sim(sim::SimTicket),
     Taken,
 }
@@ -223,18 +252,20 @@ impl Future for Posted {
     type Output = BatchResult;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<BatchResult> {
-        if let Self::Sim(ticket) = &mut *self {
-            // In place: a ticket is polled more often than it is ready, and is not small.
-            let result = ticket.poll(context);
-            if result.is_ready() {
-                *self = Self::Taken;
-            }
-            return result;
+        // In place: a ticket is polled more often than it is ready, and is not small.
+        let result = match &mut *self {
+            Self::Far(ticket) => ticket.poll(context),
+            Self::Sim(ticket) => ticket.poll(context),
+            Self::Ready(_) => match std::mem::replace(&mut *self, Self::Taken) {
+                Self::Ready(result) => return Poll::Ready(result),
+                _ => Poll::Pending,
+            },
+            Self::Taken => Poll::Pending,
+        };
+        if result.is_ready() {
+            *self = Self::Taken;
         }
-        match std::mem::replace(&mut *self, Self::Taken) {
-            Self::Ready(result) => Poll::Ready(result),
-            Self::Sim(_) | Self::Taken => Poll::Pending,
-        }
+        result
     }
 }
 
@@ -242,7 +273,7 @@ impl fmt::Debug for Posted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ready(_) => "Posted(ready)",
-            Self::Sim(_) => "Posted(in flight)",
+            Self::Far(_) | Self::Sim(_) => "Posted(in flight)",
             Self::Taken => "Posted(taken)",
         })
     }

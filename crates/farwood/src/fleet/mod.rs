@@ -15,9 +15,10 @@ use farwood_fabric::server::ServerLogic;
 use farwood_fabric::transport::local::LocalCluster;
 use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
 use farwood_fabric::transport::sim::{FaultPlan, Sim, SimConfig};
+use farwood_fabric::transport::tcp::{TcpCluster, TcpOptions};
 use farwood_fabric::{Cluster, Endpoint, Executor, ServerId, Session, SessionOptions};
 use farwood_memory::{MemoryServer, ServerConfig};
-use neighbours::Neighbours;
+use neighbours::{Neighbours, Over};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -61,16 +62,23 @@ impl Fleet {
             Transport::Sim { shape, world } => {
                 simulated(servers(shape_or_default(*shape, arena_bytes, more_bytes)?)?, world, seed)?
             }
-            Transport::Shm(shape) => {
+            Transport::Shm(shape) | Transport::Tcp(shape) => {
+                let over = if matches!(transport, Transport::Shm(_)) { Over::Shm } else { Over::Tcp };
                 let shape = shape_or_default(*shape, arena_bytes, more_bytes)?;
                 let (neighbours, cluster) =
-                    Neighbours::start(shape).map_err(|why| format!("--transport: {why}"))?;
+                    Neighbours::start(over, shape).map_err(|why| format!("--transport: {why}"))?;
                 return Ok(Self { place: Place::Real(cluster), _neighbours: Some(neighbours) });
             }
             Transport::ShmAt { paths, token } => {
                 let options = ShmOptions { token: token.clone() };
                 let cluster =
                     ShmCluster::connect(paths, &options).map_err(|error| format!("--transport: {error}"))?;
+                Place::Real(cluster)
+            }
+            Transport::TcpAt { addresses, token } => {
+                let options = TcpOptions { token: token.clone(), ..TcpOptions::default() };
+                let cluster = TcpCluster::connect(addresses, &options)
+                    .map_err(|error| format!("--transport: {error}"))?;
                 Place::Real(cluster)
             }
         };

@@ -4,10 +4,18 @@ use super::transport::Shape;
 use farwood_fabric::Cluster;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
+use farwood_fabric::transport::tcp::{TcpCluster, TcpOptions};
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+
+/// How neighbours are reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Over {
+    Shm,
+    Tcp,
+}
 
 /// Server processes and the folder with their sockets; both go with this.
 #[derive(Debug)]
@@ -18,7 +26,7 @@ pub(crate) struct Neighbours {
 
 impl Neighbours {
     /// Starts servers, and connects to them.
-    pub(crate) fn start(Shape { servers, bytes }: Shape) -> Result<(Self, Cluster), String> {
+    pub(crate) fn start(over: Over, Shape { servers, bytes }: Shape) -> Result<(Self, Cluster), String> {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("farwood-{}-{number}", std::process::id()));
@@ -26,19 +34,35 @@ impl Neighbours {
             .map_err(|error| format!("cannot make the folder {}: {error}", folder.display()))?;
         let mut neighbours = Self { folder, servers: Vec::new() };
         let pool = PoolId(fastrand::u128(..));
+        let mut addresses = Vec::new();
         for server in 0..servers {
-            neighbours.start_one(server, servers, bytes, pool)?;
+            let said = neighbours.start_one(over, server, servers, bytes, pool)?;
+            addresses.extend(said.trim_end().rsplit_once("tcp://").map(|(_, address)| address.to_owned()));
         }
-        let cluster = ShmCluster::connect(&[neighbours.folder.clone()], &ShmOptions::default())
-            .map_err(|error| error.to_string())?;
-        Ok((neighbours, cluster))
+        let cluster = match over {
+            Over::Shm => ShmCluster::connect(&[neighbours.folder.clone()], &ShmOptions::default()),
+            Over::Tcp => TcpCluster::connect(&addresses, &TcpOptions::default()),
+        };
+        Ok((neighbours, cluster.map_err(|error| error.to_string())?))
     }
 
-    fn start_one(&mut self, server: u16, servers: u16, bytes: u64, pool: PoolId) -> Result<(), String> {
+    /// Starts one server; what it says.
+    fn start_one(
+        &mut self,
+        over: Over,
+        server: u16,
+        servers: u16,
+        bytes: u64,
+        pool: PoolId,
+    ) -> Result<String, String> {
+        let place = match over {
+            Over::Shm => ["--shm".as_ref(), self.folder.as_os_str()],
+            Over::Tcp => ["--listen".as_ref(), "127.0.0.1:0".as_ref()],
+        };
         let failed = |error: std::io::Error| format!("cannot start a memory server: {error}");
         let mut child = Command::new(std::env::current_exe().map_err(failed)?)
-            .args(["serve", "--stop-with-stdin", "--shm"])
-            .arg(&self.folder)
+            .args(["serve", "--stop-with-stdin"])
+            .args(place)
             .args(["--memory", &bytes.to_string(), "--pool", &pool.to_string()])
             .args(["--server", &server.to_string(), "--servers", &servers.to_string()])
             .stdin(Stdio::piped())
@@ -62,7 +86,7 @@ impl Neighbours {
             pass_on(said);
         }
         self.servers.push(child);
-        Ok(())
+        Ok(ready)
     }
 }
 

@@ -8,14 +8,14 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 /// The ways to far memory that a user can name.
-const TRANSPORTS: &str =
-    "local, sim and shm, each also with servers and memory as in local:2x256MiB, and shm://PATH[,PATH]";
+const TRANSPORTS: &str = "local, sim, shm and tcp, each also with servers and memory as in local:2x256MiB, shm://PATH[,PATH] and \
+     tcp://HOST:PORT[,HOST:PORT]";
 
 /// Where a command finds its memory servers.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct TransportArguments {
-    /// Where: local, sim or shm (with servers of its own, as many as in local:2x256MiB), or servers that run:
-    /// shm://PATH,PATH,...
+    /// Where: local, sim, shm or tcp (with servers of its own, as many as in local:2x256MiB), or servers that run:
+    /// shm://PATH,PATH,... or tcp://HOST:PORT,HOST:PORT,...
     #[arg(long, value_name = "URL", default_value = "local")]
     pub(crate) transport: String,
 
@@ -82,7 +82,9 @@ impl TransportArguments {
         let mut transport: Transport = self.transport.parse()?;
         match (&mut transport, &self.token_file) {
             (_, None) => {}
-            (Transport::ShmAt { token, .. }, Some(file)) => *token = read_token(Some(file))?,
+            (Transport::ShmAt { token, .. } | Transport::TcpAt { token, .. }, Some(file)) => {
+                *token = read_token(Some(file))?;
+            }
             (_, Some(_)) => return Err("--token-file: only servers that run ask for a token".to_owned()),
         }
         match &mut transport {
@@ -115,6 +117,10 @@ pub(crate) enum Transport {
     Shm(Option<Shape>),
     /// Shared memory of servers that run, by the paths of their sockets.
     ShmAt { paths: Vec<PathBuf>, token: Vec<u8> },
+    /// TCP, with servers started for the occasion.
+    Tcp(Option<Shape>),
+    /// TCP to servers that run, by host and port.
+    TcpAt { addresses: Vec<String>, token: Vec<u8> },
 }
 
 /// How many servers, and how much memory each has.
@@ -134,8 +140,8 @@ impl Transport {
     /// The shape, where it is up to the user.
     pub(crate) fn shape_mut(&mut self) -> Option<&mut Option<Shape>> {
         match self {
-            Self::Local(shape) | Self::Sim { shape, .. } | Self::Shm(shape) => Some(shape),
-            Self::ShmAt { .. } => None,
+            Self::Local(shape) | Self::Sim { shape, .. } | Self::Shm(shape) | Self::Tcp(shape) => Some(shape),
+            Self::ShmAt { .. } | Self::TcpAt { .. } => None,
         }
     }
 }
@@ -150,6 +156,16 @@ impl FromStr for Transport {
             let is_empty = paths.iter().any(|path| path.as_os_str().is_empty());
             return if is_empty { Err(unknown()) } else { Ok(Self::ShmAt { paths, token: Vec::new() }) };
         }
+        if let Some(addresses) = text.strip_prefix("tcp://") {
+            let addresses: Vec<String> = addresses.split(',').map(str::to_owned).collect();
+            let has_port = |address: &String| {
+                address
+                    .rsplit_once(':')
+                    .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+            };
+            let is_whole = addresses.iter().all(has_port);
+            return if is_whole { Ok(Self::TcpAt { addresses, token: Vec::new() }) } else { Err(unknown()) };
+        }
         let (name, shape) = match text.split_once(':') {
             Some((name, shape)) => (name, Some(shape)),
             None => (text, None),
@@ -159,6 +175,7 @@ impl FromStr for Transport {
             "local" => Ok(Self::Local(shape)),
             "sim" => Ok(Self::Sim { shape, world: World::Adversary }),
             "shm" => Ok(Self::Shm(shape)),
+            "tcp" => Ok(Self::Tcp(shape)),
             _ => Err(unknown()),
         }
     }
@@ -179,6 +196,7 @@ mod tests {
     fn transports_are_read() {
         let shape = Some(Shape { servers: 2, bytes: 256 << 20 });
         let paths = ["/run/a", "/run/b"].map(PathBuf::from).to_vec();
+        let addresses = ["a:7000", "[::1]:7001"].map(str::to_owned).to_vec();
         for (text, transport) in [
             ("local", Transport::Local(None)),
             ("local:2x256MiB", Transport::Local(shape)),
@@ -187,6 +205,9 @@ mod tests {
             ("shm", Transport::Shm(None)),
             ("shm:2x256MiB", Transport::Shm(shape)),
             ("shm:///run/a,/run/b", Transport::ShmAt { paths, token: vec![] }),
+            ("tcp", Transport::Tcp(None)),
+            ("tcp:2x256MiB", Transport::Tcp(shape)),
+            ("tcp://a:7000,[::1]:7001", Transport::TcpAt { addresses, token: vec![] }),
         ] {
             assert_eq!(text.parse(), Ok(transport), "{text}");
         }
@@ -196,7 +217,12 @@ mod tests {
     fn what_is_no_transport_is_refused() {
         for text in [
             "",
-            "tcp",
+            "udp",
+            "tcp:",
+            "tcp://",
+            "tcp://a",
+            "tcp://a:7000,",
+            "tcp://:7000",
             "LOCAL",
             "local:",
             "local:2",

@@ -5,9 +5,11 @@
 //! | `access` | what a row measures, as verbs |
 //! | `measure` | one client of a row: depth, time, counters |
 //! | `raw` | the baseline on plain memory |
+//! | `bare` | the baseline of TCP: a bare pair of sockets |
 //! | `result` | the rows, as a table and as JSON |
 
 mod access;
+mod bare;
 mod measure;
 mod raw;
 mod result;
@@ -74,6 +76,31 @@ pub(crate) struct Arguments {
     /// Write all rows and settings to this file, too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+}
+
+/// What a real transport is compared with.
+enum Beside {
+    /// The same access on plain memory.
+    Memory(Raw),
+    /// A round trip on a bare socket.
+    Socket,
+}
+
+impl Beside {
+    /// Nanoseconds for each access, in one window after the other.
+    fn measure(&mut self, job: &Job, clients: u32) -> Result<Vec<f64>, String> {
+        match self {
+            Self::Memory(raw) => raw.measure(job, clients),
+            Self::Socket => bare::measure(job, clients),
+        }
+    }
+
+    fn name(&self, job: &Job) -> &'static str {
+        match self {
+            Self::Memory(_) => raw::name(job.access, job.bytes),
+            Self::Socket => bare::NAME,
+        }
+    }
 }
 
 /// The arguments, checked.
@@ -153,7 +180,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let fleet =
         Fleet::open(&plan.transport, plan.working_set, plan.working_set.saturating_mul(2), plan.seed)?;
     plan.check_working_set(fleet.cluster().view().servers.len() as u64)?;
-    let mut baseline = if fleet.is_virtual() { None } else { Some(Raw::new(plan.working_set)) };
+    let mut baseline = match plan.transport {
+        _ if fleet.is_virtual() => None,
+        Transport::Tcp(_) | Transport::TcpAt { .. } => Some(Beside::Socket),
+        _ => Some(Beside::Memory(Raw::new(plan.working_set))),
+    };
     let (rows, skipped) = Arena::with(&fleet, "probe", plan.working_set, |arena| {
         let mut rows = Vec::new();
         let mut skipped = Vec::new();
@@ -187,7 +218,7 @@ fn row(
     plan: &Plan,
     fleet: &Fleet,
     arena: &Arena,
-    mut baseline: Option<&mut Raw>,
+    mut baseline: Option<&mut Beside>,
     (access, bytes, depth): (Access, u64, u32),
 ) -> Result<Row, String> {
     let servers = arena.servers() as u64;
@@ -224,8 +255,8 @@ fn row(
         for tally in &tallies {
             sums.merge(tally)?;
         }
-        if let Some(memory) = &mut baseline {
-            raw.extend(memory.measure(&job, plan.clients)?);
+        if let Some(baseline) = &mut baseline {
+            raw.extend(baseline.measure(&job, plan.clients)?);
         }
     }
     let beside = match fleet.idle_round_trip_ns() {
@@ -234,8 +265,11 @@ fn row(
             ns: idle * f64::from(access.round_trips()),
             is_latency: true,
         }),
-        None if raw.is_empty() => None,
-        None => Some(Baseline { name: raw::name(access, job.bytes), ns: median(raw), is_latency: false }),
+        None => baseline.filter(|_| !raw.is_empty()).map(|baseline| Baseline {
+            name: baseline.name(&job),
+            ns: median(raw),
+            is_latency: false,
+        }),
     };
     Ok(Row::new(&job, plan.clients, &sums, (median(rates), median(sums.ns_per_op.clone())), beside))
 }

@@ -203,8 +203,8 @@ impl Host {
         }
     }
 
-    /// Closes a gate, unless a fence has.
-    fn close(&self, gate: &Gate) {
+    /// Closes a gate, unless a fence has. Whoever has it still has to give it back.
+    pub(crate) fn close(&self, gate: &Gate) {
         let passage = lock(&self.admitted).values_mut().find_map(|entry| {
             let at = entry.gates.iter().position(|passage| passage.gate.number() == gate.number())?;
             Some(entry.gates.swap_remove(at))
@@ -214,8 +214,9 @@ impl Host {
         }
     }
 
-    /// A process has hung up, and probably is gone. Sessions that it leaves behind have nobody who could keep them alive.
-    pub(crate) fn hung_up(&self, peer: PeerId, holder: &Arc<dyn Holder>, held: &[Gate]) {
+    /// A process has hung up: it neither serves nor waits any more. If it had mapped the memory (through gates that it
+    /// `held`), it is gone, and sessions that it leaves behind have nobody who could keep them alive.
+    pub(crate) fn hung_up(&self, peer: PeerId, held: &[Gate], holder: Option<&Arc<dyn Holder>>) {
         let theirs = |passage: &Passage| held.iter().any(|gate| gate.number() == passage.gate.number());
         let abandoned: Vec<(SessionId, u64)> = lock(&self.admitted)
             .iter()
@@ -224,7 +225,10 @@ impl Host {
             .collect();
         for gate in held {
             self.close(gate);
-            self.gates.leave_behind(gate, Arc::clone(holder));
+            match holder {
+                Some(holder) => self.gates.leave_behind(gate, Arc::clone(holder)),
+                None => self.gates.give_back(gate),
+            }
         }
         let mut silent = Vec::new();
         lock(&self.serving).retain(|session, server| {

@@ -9,14 +9,14 @@
 //! Tables come first, so that they are found whatever the sizes of the rest: memory of another shape is recognised and
 //! refused. What is in a file or device stays when the server ends, and the next one takes it over.
 
-use super::frames::{Extent, Mapped};
 use super::process::Process;
-use super::server::ServeError;
 use crate::addr::RegionId;
 use crate::mem::RacyMemory;
 use crate::region::RegionSpec;
 use crate::transport::host::gates::{GATES_BYTES, Gates, Holder};
 use crate::transport::host::regions::{Regions, at};
+use crate::transport::line::frames::{Extent, Mapped};
+use crate::transport::serve::ServeError;
 use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, SealFlags};
 use std::fs::File;
 use std::io;
@@ -40,18 +40,18 @@ pub enum Backing {
 
 /// What a server's clients get to see of its memory, for as long as it serves.
 #[derive(Debug)]
-pub(super) struct Share {
-    pub(super) layout: Layout,
+pub(crate) struct Share {
+    pub(crate) layout: Layout,
     /// What is mapped, here and by clients. It has no part in the lock, which ends with the server, not with the last mapping.
-    pub(super) descriptor: File,
+    pub(crate) descriptor: File,
     _locked: File,
 }
 
 /// What lies where.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Layout {
-    pub(super) gates: Extent,
-    pub(super) regions: Vec<Mapped>,
+pub(crate) struct Layout {
+    pub(crate) gates: Extent,
+    pub(crate) regions: Vec<Mapped>,
     total: u64,
 }
 
@@ -83,7 +83,7 @@ impl Layout {
 }
 
 /// Makes memory for these regions, or takes over what is there.
-pub(super) fn open(backing: &Backing, specs: &[RegionSpec]) -> Result<(Regions, Gates, Share), ServeError> {
+pub(crate) fn open(backing: &Backing, specs: &[RegionSpec]) -> Result<(Regions, Gates, Share), ServeError> {
     let (file, name) = match backing {
         Backing::Memfd => (memfd().map_err(ServeError::memory("a memfd"))?, "a memfd".to_owned()),
         Backing::Path(path) => (open_locked(path)?, path.display().to_string()),
@@ -113,7 +113,7 @@ pub(super) fn open(backing: &Backing, specs: &[RegionSpec]) -> Result<(Regions, 
 }
 
 /// Maps a part of a server's memory.
-pub(super) fn map(file: impl AsFd, extent: Extent, writable: bool) -> io::Result<RacyMemory> {
+pub(crate) fn map(file: impl AsFd, extent: Extent, writable: bool) -> io::Result<RacyMemory> {
     RacyMemory::map(file, extent.offset, at(extent.bytes), writable)
 }
 

@@ -18,7 +18,7 @@ const LOOK_EVERY_NS: Nanos = MILLISECOND / 4;
 
 /// A process of this machine, by a descriptor that never means another one.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(crate) struct Process {
     pid: u32,
     started: u64,
     descriptor: OwnedFd,
@@ -26,7 +26,7 @@ pub(super) struct Process {
 
 impl Process {
     /// Takes hold of a process that is there now.
-    pub(super) fn open(pid: u32) -> io::Result<Self> {
+    pub(crate) fn open(pid: u32) -> io::Result<Self> {
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let number = number.ok_or(io::ErrorKind::InvalidInput)?;
         let descriptor = pidfd_open(number, PidfdFlags::empty())?;
@@ -35,13 +35,13 @@ impl Process {
     }
 
     /// The process that had this number and started at that time; `None` if it is gone.
-    pub(super) fn find(pid: u64, started: u64) -> Option<Self> {
+    pub(crate) fn find(pid: u64, started: u64) -> Option<Self> {
         let process = Self::open(u32::try_from(pid).ok()?).ok()?;
         (process.started == started).then_some(process)
     }
 
     /// Whether we could end it.
-    pub(super) fn can_be_ended(&self) -> bool {
+    pub(crate) fn can_be_ended(&self) -> bool {
         let number = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         number.is_some_and(|number| test_kill_process(number).is_ok())
     }

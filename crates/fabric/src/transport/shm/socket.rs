@@ -1,7 +1,7 @@
 //! The server's socket: making it where no other server is, finding it, and passing a descriptor through it.
 
-use super::server::ServeError;
 use crate::error::FabricError;
+use crate::transport::serve::ServeError;
 use rustix::fs::FlockOperation;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -19,7 +19,7 @@ use std::path::Path;
 const MAX_PATH_BYTES: usize = 107;
 
 /// Listens at `path`. A socket that a dead server left is replaced; one with a server behind it is not.
-pub(super) fn listen(path: &Path) -> Result<UnixListener, ServeError> {
+pub(crate) fn listen(path: &Path) -> Result<UnixListener, ServeError> {
     let place = || path.to_owned();
     if path.as_os_str().len() > MAX_PATH_BYTES {
         return Err(ServeError::PathTooLong { path: place(), max: MAX_PATH_BYTES });
@@ -52,7 +52,7 @@ pub(super) fn listen(path: &Path) -> Result<UnixListener, ServeError> {
 }
 
 /// Connects to the server at `path`, or says what to do.
-pub(super) fn connect(path: &Path) -> Result<UnixStream, FabricError> {
+pub(crate) fn connect(path: &Path) -> Result<UnixStream, FabricError> {
     let place = path.display();
     UnixStream::connect(path).map_err(|error| {
         let why = match error.kind() {
@@ -72,7 +72,7 @@ pub(super) fn connect(path: &Path) -> Result<UnixStream, FabricError> {
 }
 
 /// Sends bytes with a descriptor. They are few and the socket is empty, so they fit or the other end is gone.
-pub(super) fn send_with(socket: &UnixStream, bytes: &[u8], descriptor: impl AsFd) -> io::Result<()> {
+pub(crate) fn send_with(socket: &UnixStream, bytes: &[u8], descriptor: impl AsFd) -> io::Result<()> {
     let descriptors = [descriptor.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -84,7 +84,7 @@ pub(super) fn send_with(socket: &UnixStream, bytes: &[u8], descriptor: impl AsFd
 }
 
 /// Receives bytes and perhaps a descriptor; no bytes mean that the other end is gone.
-pub(super) fn receive_with(socket: &UnixStream, into: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+pub(crate) fn receive_with(socket: &UnixStream, into: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(socket, &mut [IoSliceMut::new(into)], &mut control, RecvFlags::CMSG_CLOEXEC)?;

@@ -1,7 +1,7 @@
 //! `kill -9`, of clients and of servers, under load.
 
 use super::parts::{INDEX, KEYS, cells, records};
-use super::world::{Process, Servers, client, nap};
+use super::world::{Over, Process, Servers, client, nap};
 use farwood_fabric::clock::{MILLISECOND, SECOND};
 use farwood_fabric::{Batch, Executor, FabricError, GlobalAddr, RegionId, ServerId, Session, SessionOptions};
 use farwood_index::{Engine, OrderedIndex, Pool};
@@ -24,7 +24,8 @@ fn survives_kills<E: Engine>(engine: &E, part: &str, kills: u64) {
         let attached = engine.attach(&pool, &endpoint, INDEX).await.expect("attaches");
         let index = engine.open(&attached, &endpoint, 0).expect("opens");
         for kill in 0..kills {
-            let mut clients = [client(part, &servers.folder.0), client(part, &servers.folder.0)];
+            let mut clients =
+                [client(part, &servers.place(Over::Shm)), client(part, &servers.place(Over::Shm))];
             nap(Duration::from_micros(1500 + kill * 37 % 2000));
             for client in &mut clients {
                 client.kill();
@@ -86,7 +87,7 @@ fn a_killed_server_is_an_error_within_a_bounded_time() {
         for server in [ServerId::COORDINATOR, gone] {
             endpoint.op().faa(word(server), 1).await.expect("both servers are there");
         }
-        servers.servers[1].kill();
+        servers.processes[1].kill();
         let lost = FabricError::ServerLost { server: gone };
         let deadline = endpoint.now() + 5 * SECOND;
         while endpoint.op().faa(word(gone), 1).await.is_ok() {
@@ -123,13 +124,13 @@ fn a_stopped_and_killed_server_answers_nobody_but_nobody_hangs() {
     executor.block_on(async {
         let session = Session::open(&cluster, SessionOptions::default()).await.expect("a session");
         let endpoint = session.endpoint().expect("an endpoint");
-        servers.servers[1].stop();
+        servers.processes[1].stop();
         let caller = endpoint.clone();
         let call = endpoint.spawn(async move {
             caller.op().control(ServerId::new(1), &farwood_fabric::control::Request::Hello {}).await
         });
         endpoint.sleep(50 * MILLISECOND).await;
-        servers.servers[1].kill();
+        servers.processes[1].kill();
         let ended = call.await.expect("it ends");
         assert!(ended.expect_err("nobody answered").is_unknown());
     });
@@ -145,14 +146,14 @@ fn verbs_cost_the_server_no_cpu() {
     executor.block_on(async {
         let session = Session::open(&cluster, SessionOptions::default()).await.expect("a session");
         let endpoint = session.endpoint().expect("an endpoint");
-        let before: Vec<u64> = servers.servers.iter().map(Process::cpu_ticks).collect();
+        let before: Vec<u64> = servers.processes.iter().map(Process::cpu_ticks).collect();
         let op = endpoint.op();
         for n in 0..1_000_000u64 {
             let word = GlobalAddr::new(ServerId::new(u16::from(n % 2 == 1)), RegionId::LOCK, n % 512 * 8);
             op.faa(word, 1).await.expect("adds");
             op.read(word, 8).await.expect("reads");
         }
-        let after: Vec<u64> = servers.servers.iter().map(Process::cpu_ticks).collect();
+        let after: Vec<u64> = servers.processes.iter().map(Process::cpu_ticks).collect();
         for (before, after) in before.iter().zip(&after) {
             assert!(after - before <= 1, "2,000,000 verbs cost a server {} ticks", after - before);
         }

@@ -1,8 +1,7 @@
 //! What client processes do until they are ended.
 
-use super::world::AT_WORK;
+use super::world::{AT_WORK, connect};
 use farwood_fabric::clock::{MILLISECOND, Nanos};
-use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
 use farwood_fabric::{
     Batch, CallError, Cluster, Endpoint, Executor, FabricError, GlobalAddr, RegionId, ServerId, Session,
     SessionOptions,
@@ -11,7 +10,6 @@ use farwood_index::{Engine, IndexError, OrderedIndex, Pool};
 use farwood_sim::reference::Bugs;
 use farwood_sim::reference::cells::Cells;
 use farwood_sim::reference::records::Records;
-use std::path::PathBuf;
 
 /// What the index is called.
 pub(crate) const INDEX: &str = "tried";
@@ -29,8 +27,8 @@ pub(crate) fn records() -> Records {
 }
 
 pub(crate) fn play(part: &str) {
-    let (part, folder) = part.split_once(' ').expect("a part and a folder");
-    let cluster = ShmCluster::connect(&[PathBuf::from(folder)], &ShmOptions::default()).expect("a pool");
+    let (part, place) = part.split_once(' ').expect("a part and a place");
+    let cluster = connect(place).expect("a pool");
     let executor = Executor::new();
     let ended = match part {
         "cells" => executor.block_on(keep_writing(&cells(), &cluster)).map_err(|e| e.to_string()),

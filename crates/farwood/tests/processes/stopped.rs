@@ -1,7 +1,7 @@
 //! Clients that are stopped, fenced, and wake up: they write nothing.
 
 use super::parts::{AREA_BYTES, area};
-use super::world::{PATIENCE, Servers, client};
+use super::world::{Over, PATIENCE, Servers, client, connect};
 use farwood_fabric::clock::MICROSECOND;
 use farwood_fabric::control::{ControlError, SessionInfo, SessionState};
 use farwood_fabric::{Buf, Endpoint, Executor, GlobalAddr, Session, SessionId, SessionOptions};
@@ -88,9 +88,23 @@ impl Warden {
 
 #[test]
 fn a_stopped_client_that_wakes_after_it_was_fenced_writes_nothing() {
+    let (told, ended) = stop_and_fence(Over::Shm);
+    assert!(told > 0 && ended > 0, "both ways have to be tried: {told} told, {ended} ended");
+}
+
+/// The same over TCP, where nobody has to be ended: the server stands between the client and the memory.
+#[test]
+fn a_stopped_client_far_away_that_wakes_after_it_was_fenced_writes_nothing() {
+    let (told, ended) = stop_and_fence(Over::Tcp);
+    assert!(told > 0 && ended == 0, "{told} told, {ended} ended");
+}
+
+/// Stops clients, fences them, wakes them; how many woke up and were told, and how many had to be ended.
+fn stop_and_fence(over: Over) -> (u64, u64) {
     let stops = std::env::var("FARWOOD_STOPS").ok().and_then(|n| n.parse().ok()).unwrap_or(STOPS);
     let servers = Servers::start(&["--lease-ms", "10"]);
-    let cluster = servers.connect().expect("the pool is there");
+    let place = servers.place(over);
+    let cluster = connect(&place).expect("the pool is there");
     let executor = Executor::new();
     let (mut told, mut ended) = (0u64, 0u64);
     executor.block_on(async {
@@ -98,7 +112,7 @@ fn a_stopped_client_that_wakes_after_it_was_fenced_writes_nothing() {
         let endpoint = session.endpoint().expect("an endpoint");
         session.keep_alive(&endpoint, super::parts::HEARTBEAT_NS);
         let warden = Warden { session, endpoint };
-        let mut process = client("scribbler", &servers.folder.0);
+        let mut process = client("scribbler", &place);
         for stop in 0..stops {
             let (victim, term) = warden.writing().await;
             // The next life's area must be clean, so that its first writes show.
@@ -110,7 +124,7 @@ fn a_stopped_client_that_wakes_after_it_was_fenced_writes_nothing() {
             if process.has_ended() {
                 // It was in the middle of a batch: there was no other way.
                 ended += 1;
-                process = client("scribbler", &servers.folder.0);
+                process = client("scribbler", &place);
             } else {
                 told += 1;
                 process.signal(Signal::CONT);
@@ -131,7 +145,7 @@ fn a_stopped_client_that_wakes_after_it_was_fenced_writes_nothing() {
     });
     executor.clear();
     println!(
-        "{stops} stops: {told} clients woke up and were told, {ended} were in the middle of a batch and were ended"
+        "{over:?}, {stops} stops: {told} clients woke up and were told, {ended} were in the middle of a batch and were ended"
     );
-    assert!(told > 0 && ended > 0, "both ways have to be tried: {told} told, {ended} ended");
+    (told, ended)
 }

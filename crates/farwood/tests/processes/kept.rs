@@ -74,7 +74,7 @@ fn clients_of_a_dead_server_cannot_touch_what_its_successor_has() {
     let mut server = serve(&folder.0, &arguments);
     let (mut told, mut ended) = (0, 0);
     for _ in 0..40 {
-        let mut zombie = client("scribbler", &folder.0);
+        let mut zombie = client("scribbler", folder.0.to_str().unwrap());
         zombie.stop();
         server.kill();
         // Takes over; the zombie is stopped, and has not found out.

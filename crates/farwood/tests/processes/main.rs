@@ -8,6 +8,7 @@ mod killed;
 mod lines;
 mod parts;
 mod stopped;
+mod tcp;
 mod world;
 
 /// What a process of this binary does when a test has given it a part.

@@ -1,6 +1,7 @@
 //! Servers and clients as processes: starting them, signalling them, ending them with the test.
 
 use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
+use farwood_fabric::transport::tcp::{TcpCluster, TcpOptions};
 use farwood_fabric::{Cluster, FabricError};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
@@ -110,9 +111,14 @@ pub(crate) fn farwood() -> Command {
 
 /// Starts a server and waits until clients can connect.
 pub(crate) fn serve(socket: &Path, arguments: &[&str]) -> Process {
+    serve_at(&["--shm", socket.to_str().expect("a plain name")], arguments).0
+}
+
+/// Starts a server that listens somewhere; what it says.
+pub(crate) fn serve_at(place: &[&str], arguments: &[&str]) -> (Process, String) {
     let child = farwood()
-        .args(["serve", "--memory", "64MiB", "--shm"])
-        .arg(socket)
+        .args(["serve", "--memory", "64MiB"])
+        .args(place)
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -124,38 +130,73 @@ pub(crate) fn serve(socket: &Path, arguments: &[&str]) -> Process {
     let mut line = String::new();
     let said = process.1.read_line(&mut line);
     assert!(said.is_ok() && line.starts_with("memory server"), "the server said '{line}'");
-    process
+    (process, line)
 }
 
-/// Two servers in a folder.
+/// The address in what a server said.
+pub(crate) fn address_in(said: &str) -> String {
+    said.trim_end().rsplit_once("tcp://").expect("it listens").1.to_owned()
+}
+
+/// How clients reach the servers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Over {
+    Shm,
+    Tcp,
+}
+
+/// Two servers in a folder, which can be reached both ways.
 pub(crate) struct Servers {
     pub(crate) folder: Folder,
-    pub(crate) servers: Vec<Process>,
+    pub(crate) processes: Vec<Process>,
+    pub(crate) addresses: Vec<String>,
 }
 
 impl Servers {
     pub(crate) fn start(arguments: &[&str]) -> Self {
         let folder = Folder::new();
         let pool = ["--servers", "2", "--pool", "0123456789abcdef0123456789abcdef"];
-        let servers = ["0", "1"]
+        let place = ["--shm", folder.0.to_str().expect("a plain name"), "--listen", "127.0.0.1:0"];
+        let (servers, addresses) = ["0", "1"]
+            .into_iter()
             .map(|number| {
                 let numbered: Vec<&str> = pool.into_iter().chain(["--server", number]).collect();
-                serve(&folder.0, &[&numbered, arguments].concat())
+                let (server, said) = serve_at(&place, &[&numbered, arguments].concat());
+                (server, address_in(&said))
             })
-            .into();
-        Self { folder, servers }
+            .unzip();
+        Self { folder, processes: servers, addresses }
     }
 
     pub(crate) fn connect(&self) -> Result<Cluster, FabricError> {
-        ShmCluster::connect(std::slice::from_ref(&self.folder.0), &ShmOptions::default())
+        connect(&self.place(Over::Shm))
+    }
+
+    /// What clients are given to find the servers.
+    pub(crate) fn place(&self, over: Over) -> String {
+        match over {
+            Over::Shm => self.folder.0.display().to_string(),
+            Over::Tcp => format!("tcp://{}", self.addresses.join(",")),
+        }
+    }
+}
+
+/// Connects to the servers at a place.
+pub(crate) fn connect(place: &str) -> Result<Cluster, FabricError> {
+    match place.strip_prefix("tcp://") {
+        Some(addresses) => {
+            let addresses: Vec<String> = addresses.split(',').map(str::to_owned).collect();
+            TcpCluster::connect(&addresses, &TcpOptions::default())
+        }
+        None => ShmCluster::connect(&[PathBuf::from(place)], &ShmOptions::default()),
     }
 }
 
 /// Starts a client process with a part to play, and waits until it says that it is at work.
-pub(crate) fn client(part: &str, folder: &Path) -> Process {
+pub(crate) fn client(part: &str, place: &str) -> Process {
     let child = Command::new(std::env::current_exe().expect("this test has a binary"))
         .args(["--exact", "play", "--ignored", "--nocapture"])
-        .env(PART, format!("{part} {}", folder.display()))
+        .env(PART, format!("{part} {place}"))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()

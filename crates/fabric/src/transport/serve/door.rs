@@ -1,0 +1,472 @@
+//! The thread that answers a server's sockets, and what each client has.
+//!
+//! 1. Somebody connects and is greeted. Over a Unix socket, the server takes hold of its process (a pidfd), which it must be able to
+//!    end, and greets it with a nonce; the client answers with the nonce, so it was alive then.
+//! 2. With the right token it becomes a *member*, who gets the descriptor of the memory, or a *caller* (TCP), who does not; or
+//!    its socket is handed to the desk, which carries out verbs. A verbs connection that replaces another is let in when the
+//!    other is fenced.
+//! 3. From then on members ask for gates, and both make calls and serve their sessions' calls, until the socket closes.
+//!
+//! A member whose socket closes is gone for good, and so is its lease. A caller may only have lost its way: its lease decides.
+//! Those who have not introduced themselves are few at a time: a newcomer takes the place of the one who has taken longest.
+//! A fence may hold this thread up for as long as it takes to end a stuck process.
+
+use super::peer::Peer;
+use super::{Listeners, Shared, same_bytes};
+use crate::clock::{MILLISECOND, Nanos, RealClock, SECOND};
+use crate::transport::VIEW;
+use crate::transport::host::PeerId;
+use crate::transport::host::gates::{Gate, Holder};
+use crate::transport::line::frames::{FromClient, FromServer, frame, take_frame};
+use crate::transport::shm::backing::Share;
+use crate::transport::shm::frames::{Greeting, Hello, Stranger as UnixStranger, VERSION as SHM_VERSION};
+use crate::transport::shm::process::Process;
+use crate::transport::shm::socket;
+use crate::transport::stream::Stream;
+use crate::transport::tcp::frames::{
+    Admission, FEATURES, Introduction, Purpose, Stranger, VERSION, greeting,
+};
+use crate::transport::tcp::server::{Admitted, Asked};
+use crate::wire::Malformed;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// How long a stranger may take to introduce itself.
+const HANDSHAKE_NS: Nanos = 5 * SECOND;
+/// How many processes can be connected at a time.
+const MAX_CLIENTS: usize = 1024;
+/// How many may be about to introduce themselves.
+const MAX_STRANGERS: usize = 256;
+/// How many newcomers are let in before those who are there have their turn.
+const NEWCOMERS_PER_TURN: usize = 64;
+/// How long nobody is let in when the system has no room for another socket.
+const FULL_NS: Nanos = 100 * MILLISECOND;
+/// How much is read from one client before the others have their turn.
+const READ_BYTES: usize = 16 << 10;
+
+/// One connected socket.
+struct Visitor {
+    peer: Arc<Peer>,
+    arrived: Vec<u8>,
+    stage: Stage,
+}
+
+enum Stage {
+    /// Greeted on the Unix socket; has to introduce itself in time.
+    Greeted { nonce: u64, since: Nanos, process: Result<Process, String> },
+    /// The same, over TCP.
+    GreetedFar { since: Nanos },
+    /// A client that maps the memory.
+    Member { holder: Arc<dyn Holder>, gates: BTreeMap<u32, Gate> },
+    /// A client that may call.
+    Caller,
+    /// Its socket is at the desk.
+    HandedOver,
+}
+
+impl Stage {
+    /// Since when it has not introduced itself, if it has not.
+    fn stranger_since(&self) -> Option<Nanos> {
+        match self {
+            Self::Greeted { since, .. } | Self::GreetedFar { since } => Some(*since),
+            Self::Member { .. } | Self::Caller | Self::HandedOver => None,
+        }
+    }
+}
+
+/// Why a visitor has to go.
+enum Goodbye {
+    /// It is gone already, or talks nonsense, or is somewhere else.
+    Gone,
+    /// It is told.
+    Refused(String),
+}
+
+impl From<io::Error> for Goodbye {
+    fn from(_: io::Error) -> Self {
+        Self::Gone
+    }
+}
+
+impl From<Malformed> for Goodbye {
+    fn from(_: Malformed) -> Self {
+        Self::Refused("the messages of this client make no sense to the server; use the same farwood".into())
+    }
+}
+
+/// The thread's state.
+pub(super) struct Door {
+    shared: Arc<Shared>,
+    listeners: Listeners,
+    share: Share,
+    token: Vec<u8>,
+    clock: RealClock,
+    visitors: Vec<Visitor>,
+    next_peer: PeerId,
+    nonces: fastrand::Rng,
+    full_until: Nanos,
+}
+
+/// Who is at the door: for each visitor whether its socket is ready, and whether newcomers are there.
+struct Ready {
+    visitors: Vec<bool>,
+    unix: bool,
+    tcp: bool,
+}
+
+impl Door {
+    pub(super) fn new(shared: &Arc<Shared>, listeners: Listeners, share: Share, token: Vec<u8>) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            listeners,
+            share,
+            token,
+            clock: RealClock::new(),
+            visitors: Vec::new(),
+            next_peer: 1,
+            nonces: fastrand::Rng::new(),
+            full_until: 0,
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        while !self.shared.stop.load(Ordering::SeqCst) {
+            let Some(ready) = self.wait() else { continue };
+            // From the back, since those who leave are taken out.
+            for (n, ready) in ready.visitors.into_iter().enumerate().rev() {
+                if let Err(goodbye) = self.attend(n, ready) {
+                    self.dismiss(n, goodbye);
+                }
+            }
+            if ready.unix {
+                self.welcome(|door| {
+                    let (socket, _) = door.listeners.unix.as_ref()?.accept().ok()?;
+                    socket.set_nonblocking(true).ok()?;
+                    Some(Stream::Unix(socket))
+                });
+            }
+            if ready.tcp {
+                self.welcome(Self::accept_far);
+            }
+        }
+        for visitor in &self.visitors {
+            if let Stage::Member { gates, .. } = &visitor.stage {
+                gates.values().for_each(Gate::shut);
+            }
+        }
+    }
+
+    /// Waits for something to do.
+    fn wait(&self) -> Option<Ready> {
+        let mut ends = vec![PollFd::new(&self.shared.wake, PollFlags::IN)];
+        let is_full = self.clock.now() < self.full_until;
+        let unix = self.listeners.unix.as_ref().map(|listener| {
+            ends.push(PollFd::new(listener, PollFlags::IN));
+            ends.len() - 1
+        });
+        let tcp = self.listeners.tcp.as_ref().filter(|_| !is_full).map(|listener| {
+            ends.push(PollFd::new(listener, PollFlags::IN));
+            ends.len() - 1
+        });
+        let first = ends.len();
+        let mut hurry = is_full;
+        let mut deadline = None;
+        for visitor in &self.visitors {
+            let unsent = if visitor.peer.has_unsent() { PollFlags::OUT } else { PollFlags::empty() };
+            ends.push(PollFd::new(&visitor.peer.socket, PollFlags::IN | unsent));
+            hurry |= visitor.peer.has_failed();
+            if visitor.stage.stranger_since().is_some() {
+                deadline = Some(Timespec { tv_sec: 1, tv_nsec: 0 });
+            }
+        }
+        if hurry {
+            deadline = Some(Timespec { tv_sec: 0, tv_nsec: 10_000_000 });
+        }
+        poll(&mut ends, deadline.as_ref()).ok()?;
+        let ready: Vec<bool> = ends.iter().map(|end| !end.revents().is_empty()).collect();
+        if ready[0] {
+            self.shared.wake.settle();
+        }
+        let at = |n: Option<usize>| n.is_some_and(|n| ready[n]);
+        Some(Ready { unix: at(unix), tcp: at(tcp), visitors: ready[first..].to_vec() })
+    }
+
+    /// The next newcomer from far away; `None` if there is none, or no room for one.
+    fn accept_far(&mut self) -> Option<Stream> {
+        match self.listeners.tcp.as_ref()?.accept() {
+            Ok((socket, _)) => {
+                let ready =
+                    socket.set_nonblocking(true).and_then(|()| crate::transport::tcp::prepare(&socket));
+                ready.ok()?;
+                Some(Stream::Tcp(socket))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            Err(error) => {
+                // Mostly: too many open files. Somebody who has said nothing yet has to make room.
+                tracing::warn!("cannot take another connection: {error}");
+                self.full_until = self.clock.now() + FULL_NS;
+                self.dismiss_oldest_stranger();
+                None
+            }
+        }
+    }
+
+    fn welcome(&mut self, mut next: impl FnMut(&mut Self) -> Option<Stream>) {
+        for _ in 0..NEWCOMERS_PER_TURN {
+            let Some(socket) = next(self) else { return };
+            let strangers = self.visitors.iter().filter(|v| v.stage.stranger_since().is_some()).count();
+            if strangers >= MAX_STRANGERS {
+                self.dismiss_oldest_stranger();
+            } else if self.visitors.len() - strangers >= MAX_CLIENTS {
+                continue;
+            }
+            self.greet(socket);
+        }
+    }
+
+    fn dismiss_oldest_stranger(&mut self) {
+        let strangers = self.visitors.iter().enumerate();
+        let oldest = strangers.filter_map(|(n, visitor)| Some((visitor.stage.stranger_since()?, n))).min();
+        if let Some((_, n)) = oldest {
+            self.dismiss(n, Goodbye::Gone);
+        }
+    }
+
+    fn greet(&mut self, socket: Stream) {
+        let since = self.clock.now();
+        let (words, stage) = match &socket {
+            Stream::Unix(socket) => {
+                let nonce = self.nonces.u64(..);
+                let process = process_of(socket);
+                (Greeting { nonce }.encode(SHM_VERSION), Stage::Greeted { nonce, since, process })
+            }
+            Stream::Tcp(_) => (greeting(VERSION), Stage::GreetedFar { since }),
+        };
+        let peer = Arc::new(Peer::new(self.next_peer, socket, &self.shared.wake));
+        self.next_peer += 1;
+        peer.send_bytes(&words);
+        self.visitors.push(Visitor { peer, arrived: Vec::new(), stage });
+    }
+
+    /// Sends what waits, reads what has come, and does what it says.
+    fn attend(&mut self, n: usize, ready: bool) -> Result<(), Goodbye> {
+        let visitor = &mut self.visitors[n];
+        let is_fine = if ready { visitor.peer.send_rest() } else { !visitor.peer.has_failed() };
+        if !is_fine {
+            return Err(Goodbye::Gone);
+        }
+        if visitor.stage.stranger_since().is_some_and(|since| self.clock.now() - since > HANDSHAKE_NS) {
+            return Err(Goodbye::Refused("the client took too long to introduce itself".into()));
+        }
+        if !ready {
+            return Ok(());
+        }
+        let mut buffer = [0; READ_BYTES];
+        match (&visitor.peer.socket).read(&mut buffer) {
+            Ok(0) => return Err(Goodbye::Gone),
+            Ok(bytes) => visitor.arrived.extend_from_slice(&buffer[..bytes]),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(_) => return Err(Goodbye::Gone),
+        }
+        let is_client = match visitor.stage {
+            Stage::Greeted { .. } => self.admit(n)?,
+            Stage::GreetedFar { .. } => self.admit_far(n)?,
+            Stage::Member { .. } | Stage::Caller => true,
+            Stage::HandedOver => false,
+        };
+        if is_client {
+            while let Some(message) = take_frame(&mut self.visitors[n].arrived)? {
+                self.obey(n, message)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the introduction of a process of this machine; whether it is a client now.
+    fn admit(&mut self, n: usize) -> Result<bool, Goodbye> {
+        let visitor = &mut self.visitors[n];
+        let Stage::Greeted { nonce, process, .. } = &mut visitor.stage else { return Ok(true) };
+        let Stream::Unix(socket) = &visitor.peer.socket else { return Err(Goodbye::Gone) };
+        let refused = |why: &str| Err(Goodbye::Refused(why.to_owned()));
+        let hello = match Hello::decode(&visitor.arrived) {
+            Ok(None) => return Ok(false),
+            Ok(Some((hello, length))) => {
+                visitor.arrived.drain(..length);
+                hello
+            }
+            Err(UnixStranger::NotFarwood) => return Err(not_a_client()),
+            Err(UnixStranger::Version(theirs)) => return Err(other_version("shm", SHM_VERSION, theirs)),
+        };
+        let process = std::mem::replace(process, Err(String::new())).map_err(Goodbye::Refused)?;
+        if hello.nonce != *nonce || u64::from(hello.pid) != process.name().0 {
+            return refused("the process that introduced itself is not the one that connected");
+        }
+        if !same_bytes(&hello.token, &self.token) {
+            return Err(wrong_token());
+        }
+        if !process.can_be_ended() {
+            return refused(
+                "the server could not end this process if it got stuck; run both as the same user",
+            );
+        }
+        if hello.pid == std::process::id() {
+            return refused("a server cannot end its own process if a client in it gets stuck; use `local`");
+        }
+        let welcome = FromServer::Welcome {
+            identity: self.shared.host.identity().clone(),
+            gates: self.share.layout.gates,
+            regions: self.share.layout.regions.clone(),
+        };
+        socket::send_with(socket, &frame(&welcome), &self.share.descriptor)?;
+        visitor.stage = Stage::Member { holder: Arc::new(process), gates: BTreeMap::new() };
+        Ok(true)
+    }
+
+    /// Reads an introduction that came over TCP; whether it is a client of ours now.
+    fn admit_far(&mut self, n: usize) -> Result<bool, Goodbye> {
+        let visitor = &mut self.visitors[n];
+        let introduction = match Introduction::decode(&visitor.arrived) {
+            Ok(None) => return Ok(false),
+            Ok(Some((introduction, length))) => {
+                visitor.arrived.drain(..length);
+                introduction
+            }
+            Err(Stranger::NotFarwood) => return Err(not_a_client()),
+            Err(Stranger::Version(theirs)) => return Err(other_version("tcp", VERSION, theirs)),
+        };
+        if !same_bytes(&introduction.token, &self.token) {
+            return Err(wrong_token());
+        }
+        if introduction.features & !FEATURES != 0 {
+            return Err(Goodbye::Refused(
+                "the client wants what this server has not; update the server".into(),
+            ));
+        }
+        let identity = self.shared.host.identity();
+        match introduction.purpose {
+            Purpose::Calls {} => {
+                let welcome = Admission::Calls { identity: identity.clone(), view: VIEW };
+                visitor.peer.send_bytes(&frame(&welcome));
+                visitor.stage = Stage::Caller;
+                Ok(true)
+            }
+            Purpose::Verbs { pool, server, incarnation, view, session, term, replaces } => {
+                let is_us = (pool, server, incarnation, view)
+                    == (identity.pool, identity.server, identity.incarnation, VIEW);
+                if !is_us {
+                    visitor.peer.send_bytes(&frame(&Admission::OtherServer {}));
+                    return Err(Goodbye::Gone);
+                }
+                let (Some(desk), Stream::Tcp(socket)) = (&self.shared.desk, &visitor.peer.socket) else {
+                    return Err(Goodbye::Gone);
+                };
+                let socket: TcpStream = socket.try_clone()?;
+                let arrived = std::mem::take(&mut visitor.arrived);
+                let answer = match desk.admit(Asked { session, term, replaces }, socket, arrived) {
+                    Admitted::Yes(newcomer, answer) => {
+                        // The answer goes out before the desk can reply to anything.
+                        visitor.peer.send_bytes(&frame(&answer));
+                        visitor.stage = Stage::HandedOver;
+                        desk.hand_over(newcomer);
+                        return Err(Goodbye::Gone);
+                    }
+                    Admitted::No(answer) => answer,
+                };
+                visitor.peer.send_bytes(&frame(&answer));
+                Err(Goodbye::Gone)
+            }
+        }
+    }
+
+    fn obey(&mut self, n: usize, message: FromClient) -> Result<(), Goodbye> {
+        let host = &self.shared.host;
+        let visitor = &mut self.visitors[n];
+        let peer = &visitor.peer;
+        match (message, &mut visitor.stage) {
+            (FromClient::Connect { request, session, term }, Stage::Member { holder, gates }) => {
+                let answer = match host.connect(session, term, Some(Arc::clone(holder))) {
+                    Ok(opened) => {
+                        let (gate, permissions) = (opened.gate.number(), opened.permissions);
+                        if gate != 0 {
+                            gates.insert(gate, opened.gate);
+                        }
+                        FromServer::Connected { request, gate, permissions }
+                    }
+                    Err(_) => FromServer::NoGate { request },
+                };
+                peer.send(&answer);
+            }
+            (FromClient::Disconnect { gate }, Stage::Member { gates, .. }) => {
+                if let Some(gate) = gates.remove(&gate) {
+                    host.disconnect(&gate);
+                }
+            }
+            // Gates are for those who map the memory.
+            (FromClient::Connect { .. } | FromClient::Disconnect { .. }, _) => return Err(Malformed.into()),
+            (FromClient::Call { target, call }, _) => host.call(target, call, peer.id, Arc::clone(peer) as _),
+            (FromClient::Serve { request, session, term }, _) => {
+                let accepted = host.serve(session, term, peer.id, Arc::clone(peer) as _);
+                peer.send(&FromServer::Serving { request, accepted });
+            }
+            (FromClient::Reply { to, outcome }, _) => host.reply_of(peer.id, to, outcome),
+        }
+        Ok(())
+    }
+
+    fn dismiss(&mut self, n: usize, goodbye: Goodbye) {
+        let visitor = self.visitors.remove(n);
+        if let Goodbye::Refused(why) = goodbye {
+            tracing::warn!("a client was refused: {why}");
+            visitor.peer.send(&FromServer::Refused { why });
+        }
+        visitor.peer.forget();
+        let id = visitor.peer.id;
+        match visitor.stage {
+            // The desk has the socket now.
+            Stage::HandedOver => return,
+            Stage::Member { holder, gates } => {
+                let held: Vec<Gate> = gates.into_values().collect();
+                self.shared.host.hung_up(id, &held, Some(&holder));
+            }
+            Stage::Caller => self.shared.host.hung_up(id, &[], None),
+            Stage::Greeted { .. } | Stage::GreetedFar { .. } => {}
+        }
+        hang_up(&visitor.peer.socket);
+    }
+}
+
+/// Closes a socket so that what was said last is read. Bytes of the other end that nobody has read would take it back.
+fn hang_up(socket: &Stream) {
+    let mut unread = [0; READ_BYTES];
+    let _ = (&mut &*socket).read(&mut unread);
+    socket.hang_up();
+}
+
+/// The process at the other end of a Unix socket.
+fn process_of(socket: &UnixStream) -> Result<Process, String> {
+    let process = rustix::net::sockopt::socket_peercred(socket).map_err(io::Error::from).and_then(|who| {
+        let pid = u32::try_from(who.pid.as_raw_nonzero().get());
+        Process::open(pid.map_err(|_| io::ErrorKind::InvalidData)?)
+    });
+    process.map_err(|error| format!("the server cannot see this client's process: {error}"))
+}
+
+fn not_a_client() -> Goodbye {
+    Goodbye::Refused("this is a Farwood memory server; use a farwood client".into())
+}
+
+fn wrong_token() -> Goodbye {
+    Goodbye::Refused("the token is wrong; give the one in the server's --token-file".into())
+}
+
+fn other_version(protocol: &str, ours: u32, theirs: u32) -> Goodbye {
+    Goodbye::Refused(format!(
+        "the server speaks version {ours} of the {protocol} protocol and the client version {theirs}; use the same farwood \
+         on both sides"
+    ))
+}

@@ -1,0 +1,163 @@
+//! A memory server as a process that others use: over shared memory, over TCP, or both at once on the same regions.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `door` | the thread that answers sockets: who comes in, calls, who serves which session |
+//! | `peer` | a client process, to those who have something to tell it |
+//! | `error` | why a server does not start |
+//!
+//! Verbs of those who map the memory cost the server nothing; those of TCP clients are carried out by a thread of their own
+//! (`super::tcp::server`), so that neither a call nor a crowd at the door keeps them waiting.
+
+mod door;
+mod error;
+mod peer;
+
+pub use error::ServeError;
+
+use super::host::Host;
+use super::shm::backing::{self, Backing, Share};
+use super::shm::socket;
+use super::tcp::server::Desk;
+use crate::region::Identity;
+use crate::server::ServerLogic;
+use crate::wake::Wake;
+use door::Door;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+/// How a memory server is offered.
+#[derive(Clone, Default, Debug)]
+pub struct ServeOptions {
+    /// Where its bytes are.
+    pub backing: Backing,
+    /// Where processes of this machine find it: a Unix socket to be made.
+    pub shm: Option<PathBuf>,
+    /// Where other machines find it; port 0 for any that is free.
+    pub tcp: Option<SocketAddr>,
+    /// What clients have to know; empty: nothing.
+    pub token: Vec<u8>,
+}
+
+/// A memory server that other processes can use. Dropping it stops it.
+#[derive(Debug)]
+pub struct MemoryProcess {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    path: Option<PathBuf>,
+    address: Option<SocketAddr>,
+}
+
+/// What its threads share.
+#[derive(Debug)]
+struct Shared {
+    host: Arc<Host>,
+    wake: Arc<Wake>,
+    stop: AtomicBool,
+    /// Where verbs of TCP clients are carried out.
+    desk: Option<Arc<Desk>>,
+}
+
+/// Where newcomers knock.
+#[derive(Debug)]
+struct Listeners {
+    unix: Option<UnixListener>,
+    tcp: Option<TcpListener>,
+}
+
+impl Listeners {
+    fn open(options: &ServeOptions) -> Result<Self, ServeError> {
+        if options.shm.is_none() && options.tcp.is_none() {
+            return Err(ServeError::Nowhere);
+        }
+        if let Some(address) = options.tcp.filter(|a| !a.ip().is_loopback() && options.token.is_empty()) {
+            return Err(ServeError::NeedsToken { address });
+        }
+        let tcp = match options.tcp {
+            Some(address) => {
+                let failed = |error| ServeError::Address { address, error };
+                let listener = TcpListener::bind(address).map_err(failed)?;
+                listener.set_nonblocking(true).map_err(failed)?;
+                Some(listener)
+            }
+            None => None,
+        };
+        let unix = options.shm.as_deref().map(socket::listen).transpose()?;
+        Ok(Self { unix, tcp })
+    }
+}
+
+impl MemoryProcess {
+    /// Starts a server; when this returns, clients can connect.
+    #[expect(clippy::disallowed_methods, reason = "sockets are answered by threads of their own")]
+    pub fn start(logic: Arc<dyn ServerLogic>, options: ServeOptions) -> Result<Self, ServeError> {
+        // Sockets first: they show whether a server is there already, before its memory is touched.
+        let listeners = Listeners::open(&options)?;
+        let path = options.shm.clone();
+        let address = listeners.tcp.as_ref().and_then(|listener| listener.local_addr().ok());
+        let (shared, share) =
+            prepare(logic, &options.backing, listeners.tcp.is_some()).inspect_err(|_| {
+                // It was made just now, and if it cannot be removed, it is stale: the next server replaces it.
+                let _ = path.as_ref().map(std::fs::remove_file);
+            })?;
+        let mut threads = Vec::new();
+        if let Some(desk) = shared.desk.clone() {
+            threads.push(std::thread::spawn(move || desk.run()));
+        }
+        let door = Door::new(&shared, listeners, share, options.token);
+        threads.push(std::thread::spawn(move || door.run()));
+        Ok(Self { shared, threads, path, address })
+    }
+
+    /// Who it is.
+    pub fn identity(&self) -> &Identity {
+        self.shared.host.identity()
+    }
+
+    /// Where its Unix socket is, if it has one.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// Where it listens for other machines, if it does.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+}
+
+fn prepare(
+    logic: Arc<dyn ServerLogic>,
+    backing: &Backing,
+    tcp: bool,
+) -> Result<(Arc<Shared>, Share), ServeError> {
+    let (regions, gates, share) = backing::open(backing, &logic.regions())?;
+    let host = Host::start(logic, regions, gates).map_err(ServeError::Start)?;
+    let wake = Arc::new(Wake::new().map_err(ServeError::memory("an eventfd"))?);
+    let desk = tcp.then(|| Desk::new(&host).map(Arc::new)).transpose();
+    let desk = desk.map_err(ServeError::memory("an epoll instance"))?;
+    Ok((Arc::new(Shared { host, wake, stop: AtomicBool::new(false), desk }), share))
+}
+
+impl Drop for MemoryProcess {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.wake.wake();
+        if let Some(desk) = &self.shared.desk {
+            desk.stop();
+        }
+        // New clients find no socket; those that are there are told when theirs closes.
+        let _ = self.path.as_ref().map(std::fs::remove_file);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Compares in a time that does not tell how much is right.
+fn same_bytes(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+}

@@ -1,0 +1,114 @@
+//! A client process behind a socket, to those who have something to tell it.
+//!
+//! Sockets do not block: what a client does not read waits in its outbox, up to a limit; who lets it grow beyond that is
+//! dropped.
+
+use crate::addr::SessionId;
+use crate::call::{Call, CallId, CallOutcome};
+use crate::exec::lock;
+use crate::transport::host::{Caller, PeerId, SessionServer};
+use crate::transport::line::frames::{FromServer, frame};
+use crate::transport::stream::Stream;
+use crate::wake::Wake;
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
+
+/// What may wait for a client that does not read.
+const MAX_OUTBOX_BYTES: usize = 64 << 20;
+
+/// A client process, to those who have something to tell it.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) id: PeerId,
+    pub(super) socket: Stream,
+    outbox: Mutex<Outbox>,
+    wake: Arc<Wake>,
+}
+
+#[derive(Default, Debug)]
+struct Outbox {
+    unsent: Vec<u8>,
+    /// It does not read, or is gone.
+    failed: bool,
+}
+
+impl Peer {
+    pub(super) fn new(id: PeerId, socket: Stream, wake: &Arc<Wake>) -> Self {
+        Self { id, socket, outbox: Mutex::default(), wake: Arc::clone(wake) }
+    }
+
+    /// Whether bytes wait to be sent.
+    pub(super) fn has_unsent(&self) -> bool {
+        !lock(&self.outbox).unsent.is_empty()
+    }
+
+    /// Whether it does not read, or is gone.
+    pub(super) fn has_failed(&self) -> bool {
+        lock(&self.outbox).failed
+    }
+
+    /// Sends what waits, as far as it goes; false if the client has to be dropped.
+    pub(super) fn send_rest(&self) -> bool {
+        let mut outbox = lock(&self.outbox);
+        if !outbox.unsent.is_empty() && !outbox.failed {
+            self.flush(&mut outbox);
+        }
+        !outbox.failed
+    }
+
+    /// Whatever still refers to it sends into the void from now on.
+    pub(super) fn forget(&self) {
+        lock(&self.outbox).failed = true;
+    }
+
+    pub(super) fn send(&self, message: &FromServer) {
+        self.send_bytes(&frame(message));
+    }
+
+    pub(super) fn send_bytes(&self, bytes: &[u8]) {
+        let mut outbox = lock(&self.outbox);
+        if outbox.failed {
+            return;
+        }
+        outbox.unsent.extend_from_slice(bytes);
+        self.flush(&mut outbox);
+        if outbox.failed || !outbox.unsent.is_empty() {
+            // The thread sends the rest when it can be sent, or drops the client.
+            self.wake.wake();
+        }
+    }
+
+    fn flush(&self, outbox: &mut Outbox) {
+        let mut sent = 0;
+        while sent < outbox.unsent.len() {
+            match (&self.socket).write(&outbox.unsent[sent..]) {
+                Ok(0) => outbox.failed = true,
+                Ok(bytes) => sent += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => outbox.failed = true,
+            }
+            if outbox.failed {
+                return;
+            }
+        }
+        outbox.unsent.drain(..sent);
+        outbox.failed = outbox.unsent.len() > MAX_OUTBOX_BYTES;
+    }
+}
+
+impl Caller for Peer {
+    fn answer(&self, to: CallId, outcome: CallOutcome) {
+        self.send(&FromServer::Answer { to, outcome });
+    }
+}
+
+impl SessionServer for Peer {
+    fn incoming(&self, session: SessionId, term: u64, call: Call) {
+        self.send(&FromServer::Incoming { session, term, call });
+    }
+
+    fn ended(&self, session: SessionId, term: u64) {
+        self.send(&FromServer::Ended { session, term });
+    }
+}

@@ -1,0 +1,408 @@
+//! One endpoint's connection to one server, on the client's side.
+//!
+//! Batches become frames in the output; the executor sends them when it has run out of ready tasks and takes in replies, which
+//! come in the order of the requests. What goes beyond the server's credit waits its turn.
+//!
+//! Invariant: a slot stays until its ticket is gone and all its frames are answered. A connection that has broken stays so, and
+//! has nothing in flight.
+
+use super::buffer::{Incoming, Outgoing, first_frame};
+use super::pieces::{Piece, Sending};
+use super::server::{is_passing, send};
+use super::verbs::{BATCH, FENCED, MAX_REPLY_BYTES, REFUSED, take_head};
+use crate::addr::{ServerId, SessionId};
+use crate::buf::BufPool;
+use crate::clock::Nanos;
+use crate::error::FabricError;
+use crate::exec::{Executor, Source};
+use crate::verb::{Batch, BatchFailure, BatchResult, Completed, Output, VerbOutcome};
+use crate::wire::{Malformed, Wire};
+use rustix::event::{PollFd, PollFlags};
+use slab::Slab;
+use smallvec::SmallVec;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, Read};
+use std::net::{Shutdown, TcpStream};
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+/// So much is sent at once, though tasks are still ready.
+const SEND_BYTES: usize = 64 << 10;
+/// What is read at a time; pages that are not needed are not touched.
+const READ_BYTES: usize = 1 << 20;
+const _: () = assert!(READ_BYTES >= 2 * (MAX_REPLY_BYTES + 4));
+
+/// What the server allows to be under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Credit {
+    pub(crate) batches: usize,
+    pub(crate) bytes: usize,
+}
+
+/// Who is connected to whom.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ends {
+    /// The connection's number at the server.
+    pub(crate) id: u64,
+    pub(crate) server: ServerId,
+    pub(crate) session: SessionId,
+}
+
+/// One connection.
+pub(crate) struct Connection {
+    ends: Ends,
+    socket: TcpStream,
+    credit: Credit,
+    patience: Nanos,
+    executor: Executor,
+    state: RefCell<State>,
+    /// The executor has waited for the socket: it may have something though nothing is expected.
+    look: Cell<bool>,
+}
+
+struct State {
+    out: Outgoing,
+    input: Incoming,
+    /// Batches that are not, or not wholly, in frames yet, with their slots.
+    backlog: VecDeque<(usize, Sending)>,
+    /// Frames without a reply, with their slots and when they were made.
+    awaited: VecDeque<(usize, Piece, Nanos)>,
+    slots: Slab<Slot>,
+    next_sequence: u32,
+    next_reply: u32,
+    unanswered_bytes: usize,
+    broken: bool,
+}
+
+/// A batch under way.
+struct Slot {
+    outputs: SmallVec<[Output; 2]>,
+    failure: Option<Box<BatchFailure>>,
+    result: Option<BatchResult>,
+    waker: Option<Waker>,
+    /// Nobody wants the result.
+    detached: bool,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        ends: Ends,
+        socket: TcpStream,
+        credit: Credit,
+        patience: Nanos,
+        executor: &Executor,
+    ) -> io::Result<Rc<Self>> {
+        socket.set_nonblocking(true)?;
+        let state = State {
+            out: Outgoing::default(),
+            input: Incoming::new(READ_BYTES),
+            backlog: VecDeque::new(),
+            awaited: VecDeque::new(),
+            slots: Slab::new(),
+            next_sequence: 0,
+            next_reply: 0,
+            unanswered_bytes: 0,
+            broken: false,
+        };
+        let (executor, look) = (executor.clone(), Cell::new(false));
+        let state = RefCell::new(state);
+        let connection = Rc::new(Self { ends, socket, credit, patience, executor, state, look });
+        let source: Rc<dyn Source> = Rc::clone(&connection) as _;
+        connection.executor.register(&source)?;
+        Ok(connection)
+    }
+
+    /// Its number at the server.
+    pub(crate) fn id(&self) -> u64 {
+        self.ends.id
+    }
+
+    /// Posts a checked batch.
+    pub(crate) fn post(
+        self: &Rc<Self>,
+        batch: Batch,
+        pool: &BufPool,
+    ) -> Result<FarTicket, Box<BatchFailure>> {
+        let mut state = self.state.borrow_mut();
+        if state.broken {
+            let error = FabricError::Disconnected { server: self.ends.server };
+            return Err(not_executed(error, batch.len()));
+        }
+        let sending = Sending::new(batch.verbs);
+        let slot = Slot {
+            outputs: sending.outputs(pool),
+            failure: None,
+            result: None,
+            waker: None,
+            detached: false,
+        };
+        let key = state.slots.insert(slot);
+        state.backlog.push_back((key, sending));
+        state.fill(self.credit, || self.executor.now());
+        let hurry = state.out.len() >= SEND_BYTES;
+        drop(state);
+        if hurry {
+            self.flush();
+        }
+        Ok(FarTicket { connection: Rc::clone(self), key })
+    }
+
+    /// Nothing more is sent or taken in: what is under way is unknown.
+    pub(crate) fn break_off(&self) {
+        let _ = self.socket.shutdown(Shutdown::Both);
+        let wakers = self.state.borrow_mut().break_off(self.ends.server);
+        // Outside the borrow, since tasks may be polled anywhere.
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn take_in(&self) -> Result<bool, Lost> {
+        let state = &mut *self.state.borrow_mut();
+        let space = state.input.space();
+        match (&mut &self.socket).read(space) {
+            Ok(0) => return Err(Lost::Closed),
+            Ok(bytes) => state.input.filled(bytes),
+            Err(error) if is_passing(&error) => return Ok(false),
+            Err(_) => return Err(Lost::Closed),
+        }
+        while let Some(frame) = first_frame(state.input.arrived(), MAX_REPLY_BYTES)? {
+            let bytes = 4 + frame.len();
+            let mut rest = frame;
+            if frame.first() == Some(&REFUSED) {
+                rest = &frame[1..];
+                return Err(Lost::Refused(String::take(&mut rest)?));
+            }
+            let (kind, verbs, sequence) = take_head(&mut rest)?;
+            let Some((key, piece, _)) = state.awaited.pop_front() else { return Err(Malformed.into()) };
+            if sequence != state.next_reply || usize::from(verbs) != piece.verbs() {
+                return Err(Malformed.into());
+            }
+            state.next_reply = state.next_reply.wrapping_add(1);
+            state.unanswered_bytes -= piece.cost;
+            let slot = &mut state.slots[key];
+            match kind {
+                BATCH => piece.land(rest, &mut slot.outputs)?,
+                FENCED => slot.fenced(&piece, self.ends.session),
+                _ => return Err(Malformed.into()),
+            }
+            state.input.consume(bytes);
+            if piece.is_last && state.slots[key].complete() {
+                state.slots.remove(key);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl State {
+    /// Puts batches into frames as far as the credit goes.
+    fn fill(&mut self, credit: Credit, now: impl Fn() -> Nanos) {
+        while self.awaited.len() < credit.batches && self.unanswered_bytes < credit.bytes {
+            let Some((key, sending)) = self.backlog.front_mut() else { return };
+            let piece = sending.next(self.next_sequence, &mut self.out);
+            self.next_sequence = self.next_sequence.wrapping_add(1);
+            self.unanswered_bytes += piece.cost;
+            let (key, is_last) = (*key, piece.is_last);
+            self.awaited.push_back((key, piece, now()));
+            if is_last {
+                self.backlog.pop_front();
+            }
+        }
+    }
+
+    fn break_off(&mut self, server: ServerId) -> Vec<Waker> {
+        self.broken = true;
+        self.out = Outgoing::default();
+        let unsent: Vec<(usize, usize)> = self
+            .backlog
+            .drain(..)
+            .filter(|(_, sending)| !sending.has_begun())
+            .map(|(key, sending)| (key, sending.verbs()))
+            .collect();
+        self.awaited.clear();
+        self.unanswered_bytes = 0;
+        for (key, verbs) in unsent {
+            self.slots[key].result = Some(Err(not_executed(FabricError::Disconnected { server }, verbs)));
+        }
+        let mut wakers = Vec::new();
+        self.slots.retain(|_, slot| {
+            if slot.result.is_none() {
+                let outcomes = slot.outputs.iter().map(|_| VerbOutcome::Unknown).collect();
+                let failure = BatchFailure { error: FabricError::Unknown { server }, at: 0, outcomes };
+                slot.result = Some(Err(Box::new(failure)));
+            }
+            wakers.extend(slot.waker.take());
+            !slot.detached
+        });
+        wakers
+    }
+}
+
+impl Slot {
+    /// Its last frame is answered; whether nobody wants the result.
+    fn complete(&mut self) -> bool {
+        let outputs = std::mem::take(&mut self.outputs);
+        self.result = Some(match self.failure.take() {
+            None => Ok(Completed { outputs }),
+            Some(mut failure) => {
+                // What was before the fence is complete.
+                for (outcome, output) in failure.outcomes.iter_mut().zip(outputs).take(failure.at) {
+                    *outcome = VerbOutcome::Completed(output);
+                }
+                Err(failure)
+            }
+        });
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+        self.detached
+    }
+
+    /// A frame was not carried out, because the session is fenced.
+    fn fenced(&mut self, piece: &Piece, session: SessionId) {
+        if self.failure.is_none() {
+            let outcome = |n: usize| {
+                let has_begun = n == piece.first && piece.continues;
+                if has_begun { VerbOutcome::Unknown } else { VerbOutcome::NotExecuted }
+            };
+            let outcomes = (0..self.outputs.len()).map(outcome).collect();
+            let error = FabricError::Fenced { session };
+            self.failure = Some(Box::new(BatchFailure { error, at: piece.first, outcomes }));
+        }
+    }
+}
+
+/// A batch that nothing was done about.
+#[expect(clippy::unnecessary_box_returns, reason = "it is only ever used boxed, in a `BatchResult`")]
+pub(crate) fn not_executed(error: FabricError, verbs: usize) -> Box<BatchFailure> {
+    let outcomes = (0..verbs).map(|_| VerbOutcome::NotExecuted).collect();
+    Box::new(BatchFailure { error, at: 0, outcomes })
+}
+
+/// Why a connection is of no more use.
+enum Lost {
+    Closed,
+    Nonsense,
+    Refused(String),
+}
+
+impl From<Malformed> for Lost {
+    fn from(_: Malformed) -> Self {
+        Self::Nonsense
+    }
+}
+
+impl Source for Connection {
+    fn flush(&self) -> bool {
+        let mut state = self.state.borrow_mut();
+        if state.broken {
+            return false;
+        }
+        state.fill(self.credit, || self.executor.now());
+        if state.out.is_empty() {
+            return false;
+        }
+        if let Ok(sent) = send(&self.socket, state.out.unsent()) {
+            state.out.advance(sent);
+            return sent > 0;
+        }
+        drop(state);
+        self.break_off();
+        true
+    }
+
+    fn advance(&self, now: Nanos) -> bool {
+        let overdue = {
+            let state = self.state.borrow();
+            let expects = !state.awaited.is_empty() || self.look.replace(false);
+            if state.broken || !expects {
+                return false;
+            }
+            state.awaited.front().is_some_and(|(.., since)| now.saturating_sub(*since) > self.patience)
+        };
+        let (server, id) = (self.ends.server, self.ends.id);
+        match self.take_in() {
+            Ok(true) => return true,
+            Ok(false) if overdue => tracing::warn!(%server, id, "a memory server did not answer in time"),
+            Ok(false) => return false,
+            Err(Lost::Closed) => tracing::debug!(%server, id, "a memory server closed a connection"),
+            Err(Lost::Nonsense) => {
+                tracing::error!(%server, id, "the replies of a memory server make no sense");
+            }
+            Err(Lost::Refused(why)) => {
+                tracing::error!(%server, id, "a memory server ended a connection: {why}");
+            }
+        }
+        self.break_off();
+        true
+    }
+
+    fn is_expecting(&self) -> bool {
+        !self.state.borrow().awaited.is_empty()
+    }
+
+    fn interest(&self) -> PollFd<'_> {
+        self.look.set(true);
+        let state = self.state.borrow();
+        let output = if state.out.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+        // A broken one has been heard of.
+        let input = if state.broken { PollFlags::empty() } else { PollFlags::IN };
+        PollFd::new(&self.socket, input | output)
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        self.state.borrow().awaited.front().map(|(.., since)| since.saturating_add(self.patience + 1))
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // What was posted and detached goes out; whether it arrived, nobody asks.
+        let state = self.state.get_mut();
+        if !state.broken {
+            let _ = send(&self.socket, state.out.unsent());
+        }
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Connection({} to {})", self.ends.id, self.ends.server)
+    }
+}
+
+/// A batch under way. Dropping it detaches.
+#[derive(Debug)]
+pub(crate) struct FarTicket {
+    connection: Rc<Connection>,
+    key: usize,
+}
+
+impl FarTicket {
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<BatchResult> {
+        let mut state = self.connection.state.borrow_mut();
+        let Some(slot) = state.slots.get_mut(self.key) else { return Poll::Pending };
+        if let Some(result) = slot.result.take() {
+            state.slots.remove(self.key);
+            // The drop finds nothing.
+            self.key = usize::MAX;
+            return Poll::Ready(result);
+        }
+        if !slot.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+            slot.waker = Some(context.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for FarTicket {
+    fn drop(&mut self) {
+        let mut state = self.connection.state.borrow_mut();
+        let Some(slot) = state.slots.get_mut(self.key) else { return };
+        slot.detached = true;
+        if slot.result.is_some() {
+            state.slots.remove(self.key);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Carries out a client's batch on the server's memory, and writes the reply.
+//!
+//! The same as `direct` does for those who map the memory: behind the connection's gate, verb by verb, with a fence wherever a
+//! READ follows a WRITE and at the end. What a READ brings is copied once, from memory into the bytes that go to the socket.
+
+use super::buffer::Outgoing;
+use super::verbs::{BATCH, FENCED, HEAD_BYTES, Refusal, Request, What, head};
+use crate::addr::ServerId;
+use crate::region::RegionTable;
+use crate::transport::host::gates::Gate;
+use crate::transport::host::regions::{Regions, at};
+use std::sync::atomic::{Ordering, fence};
+
+/// Where a connection's verbs go, and how far it may go.
+#[derive(Debug)]
+pub(crate) struct Reach {
+    pub(crate) server: ServerId,
+    pub(crate) table: RegionTable,
+    pub(crate) gate: Gate,
+}
+
+impl Reach {
+    /// Carries out one frame (without its length), wholly or not at all, and puts the reply into `out`.
+    pub(crate) fn execute(&self, frame: &[u8], memory: &Regions, out: &mut Outgoing) -> Result<(), Refusal> {
+        let request = Request::check(frame, self.server, &self.table)?;
+        if !self.gate.enter() {
+            reply_head(FENCED, &request, 0, out);
+            return Ok(());
+        }
+        reply_head(BATCH, &request, request.reply_bytes, out);
+        let mut wrote = false;
+        for verb in request.verbs() {
+            let region = memory.region(verb.addr.region());
+            let offset = at(verb.addr.offset());
+            match verb.what {
+                What::Read { len } => {
+                    if wrote {
+                        // WRITE then READ is ordered, which stores and loads of one thread are not.
+                        fence(Ordering::SeqCst);
+                        wrote = false;
+                    }
+                    region.read(offset, out.room(len));
+                }
+                What::Write { bytes } => {
+                    region.write(offset, bytes);
+                    wrote = true;
+                }
+                What::Cas { expected, desired } => {
+                    let word = region.word(offset);
+                    let (Ok(before) | Err(before)) =
+                        word.compare_exchange(expected, desired, Ordering::SeqCst, Ordering::SeqCst);
+                    out.put(&before.to_le_bytes());
+                }
+                What::MaskedCas { compare, compare_mask, swap, swap_mask } => {
+                    let before = region.masked_cas(offset, compare, compare_mask, swap, swap_mask);
+                    out.put(&before.to_le_bytes());
+                }
+                What::Faa { add } => {
+                    out.put(&region.word(offset).fetch_add(add, Ordering::SeqCst).to_le_bytes());
+                }
+            }
+        }
+        if wrote {
+            fence(Ordering::SeqCst);
+        }
+        self.gate.leave();
+        Ok(())
+    }
+}
+
+fn reply_head(kind: u8, request: &Request<'_>, bytes: usize, out: &mut Outgoing) {
+    let length = u32::try_from(HEAD_BYTES + bytes).expect("replies are far below 4 GiB");
+    out.put(&length.to_le_bytes());
+    out.put(&head(kind, request.verbs, request.sequence));
+}

@@ -1,0 +1,465 @@
+//! The server's end of verbs: one thread that carries out the batches of all connections.
+//!
+//! 1. The door admits a connection ([`Desk::admit`]): a gate for the session's endpoint; if it comes instead of an earlier
+//!    connection, that one's gate is closed first, so that nothing of it can land any more.
+//! 2. The thread reads what has come on a connection, carries out every batch that is whole, and sends all replies at once.
+//! 3. It spins on the connections that were busy just now for [`SPIN_NS`], then sleeps until something comes.
+//!
+//! Memory is bounded: a connection whose replies are not read is not read from, and keeps what it was stopped at. A batch that
+//! must not be carried out ends its connection, with the reason.
+//!
+//! Invariant (*OWN GATE*): a gate is given back by this thread, when it has forgotten the connection that had it.
+
+use super::buffer::{Outgoing, first_frame};
+use super::execute::Reach;
+use super::frames::Admission;
+use super::verbs::{MAX_REQUEST_BYTES, Refusal};
+use crate::addr::SessionId;
+use crate::clock::{MICROSECOND, Nanos, RealClock};
+use crate::exec::lock;
+use crate::transport::host::Host;
+use crate::transport::host::gates::Gate;
+use crate::transport::line::frames::frame;
+use crate::wake::Wake;
+use rustc_hash::FxHashMap;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use slab::Slab;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// How long the thread looks for more before it sleeps.
+const SPIN_NS: Nanos = 50 * MICROSECOND;
+/// Of so many busy connections each is tried in turn; of more, the system is asked which have something.
+const FEW: usize = 4;
+/// While it tries the busy ones, the thread asks about all others every so many turns.
+const TURNS_PER_LOOK: u32 = 16;
+/// How much is read from a connection at a time: more than the longest request.
+const READ_BYTES: usize = 512 << 10;
+const _: () = assert!(READ_BYTES > MAX_REQUEST_BYTES + 4);
+/// Replies of one turn beyond which a connection's other requests wait.
+const REPLY_BYTES: usize = 512 << 10;
+/// What a client may have without a reply: batches, and bytes of them and their replies.
+const CREDIT_BATCHES: u32 = 1024;
+const CREDIT_BYTES: u32 = 4 << 20;
+/// How many connections there may be; less if there are fewer gates.
+const MAX_CONNECTIONS: usize = 8192;
+/// The name of the wake-up among the connections.
+const WOKEN: u64 = u64::MAX;
+
+/// What a verbs connection asks for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) session: SessionId,
+    pub(crate) term: u64,
+    /// The connection that is to be fenced first; 0: none.
+    pub(crate) replaces: u64,
+}
+
+/// What it gets.
+#[derive(Debug)]
+pub(crate) enum Admitted {
+    Yes(Box<Newcomer>, Admission),
+    No(Admission),
+}
+
+/// A connection for the thread to serve.
+#[derive(Debug)]
+pub(crate) struct Newcomer {
+    id: u64,
+    socket: Arc<TcpStream>,
+    reach: Reach,
+    arrived: Vec<u8>,
+}
+
+/// A connection, to those who may have to fence it.
+#[derive(Debug)]
+struct Known {
+    session: SessionId,
+    term: u64,
+    gate: Gate,
+    socket: Arc<TcpStream>,
+}
+
+/// Where verbs are carried out.
+pub(crate) struct Desk {
+    host: Arc<Host>,
+    epoll: OwnedFd,
+    wake: Wake,
+    stop: AtomicBool,
+    next_id: AtomicU64,
+    known: Mutex<FxHashMap<u64, Known>>,
+    newcomers: Mutex<Vec<Newcomer>>,
+    any_newcomers: AtomicBool,
+}
+
+impl Desk {
+    pub(crate) fn new(host: &Arc<Host>) -> io::Result<Self> {
+        let desk = Self {
+            host: Arc::clone(host),
+            epoll: epoll::create(CreateFlags::CLOEXEC)?,
+            wake: Wake::new()?,
+            stop: AtomicBool::new(false),
+            next_id: AtomicU64::new(1),
+            known: Mutex::default(),
+            newcomers: Mutex::default(),
+            any_newcomers: AtomicBool::new(false),
+        };
+        epoll::add(&desk.epoll, &desk.wake, EventData::new_u64(WOKEN), EventFlags::IN)?;
+        Ok(desk)
+    }
+
+    /// Decides about a connection. If it replaces another of its session, that one is fenced when this returns.
+    pub(crate) fn admit(&self, asked: Asked, socket: TcpStream, arrived: Vec<u8>) -> Admitted {
+        let Asked { session, term, replaces } = asked;
+        self.fence(replaces, session, term);
+        if lock(&self.known).len() >= MAX_CONNECTIONS {
+            return Admitted::No(Admission::NoRoom {});
+        }
+        let opened = match self.host.connect(session, term, None) {
+            Err(_) => return Admitted::No(Admission::NoRoom {}),
+            Ok(opened) if opened.gate.number() == 0 => return Admitted::No(Admission::NotAdmitted {}),
+            Ok(opened) => opened,
+        };
+        let (id, socket) = (self.next_id.fetch_add(1, Ordering::Relaxed), Arc::new(socket));
+        let known = Known { session, term, gate: opened.gate.clone(), socket: Arc::clone(&socket) };
+        lock(&self.known).insert(id, known);
+        let reach = Reach {
+            server: self.host.id(),
+            table: self.host.table().restricted_to(opened.permissions),
+            gate: opened.gate,
+        };
+        let answer = Admission::Verbs {
+            connection: id,
+            permissions: opened.permissions,
+            batches: CREDIT_BATCHES,
+            bytes: CREDIT_BYTES,
+        };
+        Admitted::Yes(Box::new(Newcomer { id, socket, reach, arrived }), answer)
+    }
+
+    /// Makes sure that nothing of a connection can land any more. Only its own session may ask for that.
+    fn fence(&self, id: u64, session: SessionId, term: u64) {
+        let old = lock(&self.known).get(&id).and_then(|known| {
+            let is_theirs = (known.session, known.term) == (session, term);
+            is_theirs.then(|| (known.gate.clone(), Arc::clone(&known.socket)))
+        });
+        if let Some((gate, socket)) = old {
+            self.host.close(&gate);
+            // The thread finds out, and gives the gate back.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    pub(crate) fn hand_over(&self, newcomer: Box<Newcomer>) {
+        lock(&self.newcomers).push(*newcomer);
+        self.any_newcomers.store(true, Ordering::Release);
+        self.wake.wake();
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.wake.wake();
+    }
+
+    /// Serves until it is told to stop.
+    pub(crate) fn run(&self) {
+        let mut clerk = Clerk {
+            desk: self,
+            clock: RealClock::new(),
+            connections: Slab::new(),
+            busy: Vec::new(),
+            input: vec![0; READ_BYTES],
+            output: Outgoing::default(),
+        };
+        clerk.work();
+        for connection in clerk.connections.drain() {
+            self.forget(&connection);
+        }
+    }
+
+    fn forget(&self, connection: &Connection) {
+        lock(&self.known).remove(&connection.id);
+        self.host.disconnect(&connection.reach.gate);
+        let _ = connection.socket.shutdown(Shutdown::Both);
+    }
+}
+
+impl fmt::Debug for Desk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Desk({}, {} connections)", self.host.id(), lock(&self.known).len())
+    }
+}
+
+/// A connection as the thread knows it.
+#[derive(Debug)]
+struct Connection {
+    id: u64,
+    socket: Arc<TcpStream>,
+    reach: Reach,
+    /// What has come and is not a whole request, or had to wait.
+    arrived: Vec<u8>,
+    /// Whether there may be whole requests in it.
+    waiting: bool,
+    /// Replies that the client's socket did not take yet.
+    unsent: Vec<u8>,
+    /// Whether the system tells when it takes more.
+    watches_output: bool,
+    is_busy: bool,
+    active_at: Nanos,
+}
+
+/// Why a connection ends.
+#[derive(Debug)]
+enum End {
+    Gone,
+    Refused(Refusal),
+}
+
+impl From<io::Error> for End {
+    fn from(_: io::Error) -> Self {
+        Self::Gone
+    }
+}
+
+/// The thread's state.
+struct Clerk<'a> {
+    desk: &'a Desk,
+    clock: RealClock,
+    connections: Slab<Connection>,
+    /// Those that had something just now.
+    busy: Vec<usize>,
+    input: Vec<u8>,
+    output: Outgoing,
+}
+
+impl Clerk<'_> {
+    fn work(&mut self) {
+        let (mut turn, mut active_at) = (0u32, self.clock.now());
+        let mut events = Vec::with_capacity(256);
+        while !self.desk.stop.load(Ordering::Relaxed) {
+            let mut did = false;
+            if self.desk.any_newcomers.load(Ordering::Acquire) {
+                self.take_in();
+                did = true;
+            }
+            turn = turn.wrapping_add(1);
+            let now = self.clock.now();
+            let sleeps = now - active_at > SPIN_NS;
+            if self.busy.len() <= FEW {
+                for n in (0..self.busy.len()).rev() {
+                    did |= self.attend(self.busy[n], now);
+                }
+            } else {
+                // Those that were stopped have something though nothing comes.
+                for n in (0..self.busy.len()).rev() {
+                    let key = self.busy[n];
+                    if self.connections.get(key).is_some_and(|c| c.waiting && c.unsent.is_empty()) {
+                        did |= self.attend(key, now);
+                    }
+                }
+            }
+            if sleeps || self.busy.len() > FEW || self.busy.is_empty() || turn % TURNS_PER_LOOK == 0 {
+                let sleep = sleeps && !did;
+                if sleep {
+                    self.rest();
+                }
+                did |= self.look(&mut events, sleep, now);
+                self.forget_the_calm(now);
+            }
+            if did {
+                active_at = self.clock.now();
+            } else {
+                // What is waited for may need this very core.
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Nobody is busy any more.
+    fn rest(&mut self) {
+        for key in self.busy.drain(..) {
+            if let Some(connection) = self.connections.get_mut(key) {
+                connection.is_busy = false;
+            }
+        }
+    }
+
+    fn forget_the_calm(&mut self, now: Nanos) {
+        let connections = &mut self.connections;
+        self.busy.retain(|key| {
+            let Some(connection) = connections.get_mut(*key) else { return false };
+            connection.is_busy = connection.waiting || now.saturating_sub(connection.active_at) <= SPIN_NS;
+            connection.is_busy
+        });
+    }
+
+    /// Asks the system which connections have something, and serves them.
+    fn look(&mut self, events: &mut Vec<epoll::Event>, sleep: bool, now: Nanos) -> bool {
+        events.clear();
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let patience = if sleep { None } else { Some(&at_once) };
+        if epoll::wait(&self.desk.epoll, rustix::buffer::spare_capacity(events), patience).is_err() {
+            return false;
+        }
+        let mut did = false;
+        for event in events.iter() {
+            let data = event.data;
+            match usize::try_from(data.u64()) {
+                Ok(key) if data.u64() != WOKEN => did |= self.attend(key, now),
+                _ => {
+                    self.desk.wake.settle();
+                    did = true;
+                }
+            }
+        }
+        did
+    }
+
+    fn take_in(&mut self) {
+        self.desk.any_newcomers.store(false, Ordering::Release);
+        let newcomers = std::mem::take(&mut *lock(&self.desk.newcomers));
+        for Newcomer { id, socket, reach, arrived } in newcomers {
+            let waiting = !arrived.is_empty();
+            let (unsent, watches_output, is_busy, active_at) = (Vec::new(), false, true, self.clock.now());
+            let connection = Connection {
+                id,
+                socket,
+                reach,
+                arrived,
+                waiting,
+                unsent,
+                watches_output,
+                is_busy,
+                active_at,
+            };
+            let key = self.connections.insert(connection);
+            let (data, socket) = (EventData::new_u64(key as u64), &self.connections[key].socket);
+            if epoll::add(&self.desk.epoll, socket, data, EventFlags::IN).is_err() {
+                let connection = self.connections.remove(key);
+                self.desk.forget(&connection);
+                continue;
+            }
+            self.busy.push(key);
+        }
+    }
+
+    /// Serves one connection; whether it had something.
+    fn attend(&mut self, key: usize, now: Nanos) -> bool {
+        let Some(connection) = self.connections.get_mut(key) else { return false };
+        let served = connection.serve(&self.desk.host, &mut self.input, &mut self.output);
+        let served = served.and_then(|did| {
+            connection.watch(&self.desk.epoll, key)?;
+            Ok(did)
+        });
+        match served {
+            Ok(did) => {
+                if did {
+                    connection.active_at = now;
+                    if !connection.is_busy {
+                        connection.is_busy = true;
+                        self.busy.push(key);
+                    }
+                }
+                did
+            }
+            Err(end) => {
+                let connection = self.connections.remove(key);
+                self.busy.retain(|busy| *busy != key);
+                if let End::Refused(refusal) = end {
+                    let why = refusal.to_string();
+                    tracing::warn!("a connection was ended: {why}");
+                    // It fits, or the client has not read for long: then it finds the end without the reason.
+                    let _ = (&mut &*connection.socket).write(&frame(&Admission::Refused { why }));
+                }
+                // The socket leaves the epoll set when it is closed.
+                let _ = epoll::delete(&self.desk.epoll, &connection.socket);
+                self.desk.forget(&connection);
+                true
+            }
+        }
+    }
+}
+
+impl Connection {
+    /// Sends what waits, reads, carries out, replies. Whether there was anything to do.
+    fn serve(&mut self, host: &Host, input: &mut [u8], output: &mut Outgoing) -> Result<bool, End> {
+        if !self.unsent.is_empty() {
+            let sent = send(&self.socket, &self.unsent)?;
+            self.unsent.drain(..sent);
+            if !self.unsent.is_empty() {
+                return Ok(sent > 0);
+            }
+        }
+        let mut end = self.arrived.len();
+        input[..end].copy_from_slice(&self.arrived);
+        if !self.waiting {
+            match (&mut &*self.socket).read(&mut input[end..]) {
+                Ok(0) => return Err(End::Gone),
+                Ok(bytes) => end += bytes,
+                Err(error) if is_passing(&error) => return Ok(false),
+                Err(_) => return Err(End::Gone),
+            }
+        }
+        self.waiting = false;
+        let (mut done, mut ended) = (0, None);
+        while output.len() < REPLY_BYTES {
+            match first_frame(&input[done..end], MAX_REQUEST_BYTES) {
+                Ok(Some(request)) => {
+                    if let Err(refusal) = self.reach.execute(request, host.memory(), output) {
+                        ended = Some(refusal);
+                        break;
+                    }
+                    done += 4 + request.len();
+                }
+                Ok(None) => break,
+                Err(_) => {
+                    ended = Some(Refusal::Malformed);
+                    break;
+                }
+            }
+        }
+        self.waiting = output.len() >= REPLY_BYTES && ended.is_none();
+        self.arrived.clear();
+        self.arrived.extend_from_slice(&input[done..end]);
+        let sent = send(&self.socket, output.unsent());
+        let sent = sent.inspect_err(|_| output.advance(output.len()))?;
+        self.unsent.extend_from_slice(&output.unsent()[sent..]);
+        output.advance(output.len());
+        ended.map_or(Ok(true), |refusal| Err(End::Refused(refusal)))
+    }
+
+    /// Lets the system say when the client's socket takes more, as long as there is more.
+    fn watch(&mut self, epoll: &OwnedFd, key: usize) -> Result<(), End> {
+        let watches = !self.unsent.is_empty();
+        if watches != self.watches_output {
+            // What is not read is not asked for: otherwise the system would say so again and again.
+            let flags = if watches { EventFlags::OUT } else { EventFlags::IN };
+            epoll::modify(epoll, &self.socket, EventData::new_u64(key as u64), flags)
+                .map_err(io::Error::from)?;
+            self.watches_output = watches;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a socket is only not ready.
+pub(crate) fn is_passing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// Sends as much as the socket takes.
+pub(crate) fn send(mut socket: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
+    if bytes.is_empty() {
+        return Ok(0);
+    }
+    match socket.write(bytes) {
+        Ok(0) => Err(io::ErrorKind::WriteZero.into()),
+        Err(error) if is_passing(&error) => Ok(0),
+        sent => sent,
+    }
+}
