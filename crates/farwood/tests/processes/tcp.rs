@@ -1,6 +1,6 @@
 //! Servers behind TCP: lines that say what is wrong, servers that die and come back, crowds that say nothing.
 
-use super::world::{Folder, Over, Servers, address_in, connect, farwood, serve_at, wait_for};
+use super::world::{Folder, Over, Servers, address_in, connect, farwood, serve_at};
 use farwood_fabric::clock::{MILLISECOND, SECOND};
 use farwood_fabric::transport::tcp::{TcpCluster, TcpOptions, VERSION};
 use farwood_fabric::{Batch, Executor, FabricError, GlobalAddr, RegionId, ServerId, Session, SessionOptions};
@@ -208,6 +208,7 @@ fn half_open_connections_keep_nobody_out() {
                 newcomer.endpoint().expect("an endpoint");
             }
         }
+        println!("{} connections that said nothing, or half of it", crowd.len());
         assert!(crowd.len() > 500, "only {} connections could be made", crowd.len());
         let newcomer = connect(&format!("tcp://{address}")).expect("it lets others in");
         assert!(Session::open(&newcomer, SessionOptions::default()).await.is_ok());
@@ -218,7 +219,7 @@ fn half_open_connections_keep_nobody_out() {
 /// Nonsense on a connection that was let in ends that connection and no other.
 #[test]
 fn nonsense_ends_its_own_connection() {
-    let (server, said) = serve_at(&HERE, &["--lease-ms", "0"]);
+    let (_server, said) = serve_at(&HERE, &["--lease-ms", "0"]);
     let address = address_in(&said);
     let cluster = connect(&format!("tcp://{address}")).expect("it is there");
     let executor = Executor::new();
@@ -255,6 +256,4 @@ fn nonsense_ends_its_own_connection() {
         assert_eq!(endpoint.op().read_word(word(0, 0)).await, Ok(300));
     });
     executor.clear();
-    // Its memory does not grow with what it was sent.
-    wait_for("the server to be there", || !server.stat(0).is_empty());
 }
