@@ -256,6 +256,19 @@ pub(crate) fn prefetch(at: &u8) {
     let _ = at;
 }
 
+/// How much memory this process can have before others suffer, as far as the system says.
+pub fn available_bytes() -> u64 {
+    let number = |text: &str| text.split_whitespace().next().and_then(|n| n.parse::<u64>().ok());
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let meminfo = read("/proc/meminfo");
+    let kib = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:")).and_then(number);
+    let machine = kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024));
+    let group = |name: &str| number(&read(&format!("/sys/fs/cgroup/{name}")));
+    let limit =
+        group("memory.max").map_or(u64::MAX, |max| max.saturating_sub(group("memory.current").unwrap_or(0)));
+    machine.min(limit)
+}
+
 /// Asks the operating system to back this memory by large pages, where it can: random access to gigabytes otherwise misses the
 /// address translation cache nearly every time. What it costs is that memory is taken 2 MiB at a time.
 pub(crate) fn prefer_large_pages(memory: &[u8]) {

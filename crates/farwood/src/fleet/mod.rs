@@ -9,6 +9,7 @@ mod transport;
 pub(crate) use transport::{Shape, Transport, TransportArguments, World};
 
 use farwood_fabric::clock::{MICROSECOND, Nanos};
+use farwood_fabric::mem::available_bytes;
 use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::server::ServerLogic;
@@ -215,15 +216,11 @@ fn shape_or_default(shape: Option<Shape>, arena_bytes: u64, more_bytes: u64) -> 
     let shape = shape.unwrap_or_else(|| Shape { servers: 1, bytes: whole() });
     let all = shape.bytes.checked_mul(u64::from(shape.servers));
     let needed = all.and_then(|bytes| bytes.checked_add(more_bytes));
-    if let Some(available) = available_memory() {
-        if needed.is_none_or(|needed| needed > available) {
-            let needed =
-                needed.map_or("more than can be counted".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
-            return Err(format!(
-                "{needed} of memory needed, {} MiB available; ask for less",
-                available >> 20
-            ));
-        }
+    let available = available_bytes();
+    if needed.is_none_or(|needed| needed > available) {
+        let needed =
+            needed.map_or("more than can be counted".to_owned(), |bytes| format!("{} MiB", bytes >> 20));
+        return Err(format!("{needed} of memory needed, {} MiB available; ask for less", available >> 20));
     }
     Ok(shape)
 }
@@ -241,14 +238,6 @@ fn servers(shape: Shape) -> Result<Vec<Arc<dyn ServerLogic>>, String> {
             .map_err(|error| format!("--transport: {error}"))
     };
     (0..shape.servers).map(start).collect()
-}
-
-/// How much memory can be used without pushing others out, where the system says so.
-fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
 }
 
 fn simulated(logics: Vec<Arc<dyn ServerLogic>>, world: &World, seed: u64) -> Result<Place, String> {

@@ -11,7 +11,7 @@
 
 use super::process::Process;
 use crate::addr::RegionId;
-use crate::mem::RacyMemory;
+use crate::mem::{RacyMemory, available_bytes};
 use crate::region::RegionSpec;
 use crate::transport::host::gates::{GATES_BYTES, Gates, Holder};
 use crate::transport::host::regions::{Regions, at};
@@ -162,7 +162,7 @@ fn reserve(file: &File, layout: &Layout, name: &str) -> Result<(), ServeError> {
     let missing = needed.saturating_sub(file.metadata().map_err(&failed)?.blocks() * 512);
     if is_memory(file).map_err(&failed)? && missing > 0 {
         // Asking for it would not fail: the system would end processes until there is enough.
-        let available = available_memory();
+        let available = available_bytes();
         if missing > available {
             return Err(ServeError::NotEnoughMemory { missing, available });
         }
@@ -180,19 +180,6 @@ fn is_memory(file: &File) -> io::Result<bool> {
     const TMPFS_MAGIC: u64 = 0x0102_1994;
     let kind = rustix::fs::fstatfs(file)?.f_type;
     Ok(u64::try_from(kind).is_ok_and(|kind| kind == TMPFS_MAGIC))
-}
-
-/// How much memory this process can have before others suffer, as far as the system says.
-fn available_memory() -> u64 {
-    let number = |text: &str| text.split_whitespace().next().and_then(|n| n.parse::<u64>().ok());
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let meminfo = read("/proc/meminfo");
-    let kib = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:")).and_then(number);
-    let machine = kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024));
-    let group = |name: &str| number(&read(&format!("/sys/fs/cgroup/{name}")));
-    let limit =
-        group("memory.max").map_or(u64::MAX, |max| max.saturating_sub(group("memory.current").unwrap_or(0)));
-    machine.min(limit)
 }
 
 #[cfg(test)]

@@ -144,14 +144,12 @@ impl Desk {
 
     /// Makes sure that nothing of a connection can land any more. Only its own session may ask for that.
     fn fence(&self, id: u64, session: SessionId, term: u64) {
-        let old = lock(&self.known).get(&id).and_then(|known| {
-            let is_theirs = (known.session, known.term) == (session, term);
-            is_theirs.then(|| (known.gate.clone(), Arc::clone(&known.socket)))
-        });
-        if let Some((gate, socket)) = old {
-            self.host.close(&gate);
+        // With the lock held: as long as the connection is known, its gate is not given back, and is nobody else's.
+        let known = lock(&self.known);
+        if let Some(old) = known.get(&id).filter(|old| (old.session, old.term) == (session, term)) {
+            self.host.close(&old.gate);
             // The thread finds out, and gives the gate back.
-            let _ = socket.shutdown(Shutdown::Both);
+            let _ = old.socket.shutdown(Shutdown::Both);
         }
     }
 
@@ -183,8 +181,10 @@ impl Desk {
     }
 
     fn forget(&self, connection: &Connection) {
-        lock(&self.known).remove(&connection.id);
+        let mut known = lock(&self.known);
+        known.remove(&connection.id);
         self.host.disconnect(&connection.reach.gate);
+        drop(known);
         let _ = connection.socket.shutdown(Shutdown::Both);
     }
 }
