@@ -81,6 +81,13 @@ impl RacyMemory {
         Ok(mapped)
     }
 
+    /// Makes sure that every page is there, by now.
+    pub fn populate(&self) -> io::Result<()> {
+        // SAFETY: the range is this block's own memory; contents stay what they are.
+        unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxPopulateWrite)? };
+        Ok(())
+    }
+
     /// How many bytes there are.
     pub fn len(&self) -> usize {
         self.bytes

@@ -20,11 +20,13 @@ use crate::error::FabricError;
 use crate::exec::lock;
 use crate::region::{Identity, Permissions, RegionTable};
 use crate::server::{HostAction, ServerLogic, StartError};
+use crate::status::{Pages, ServerStatus, Traffic};
 use gates::{Gate, Gates, Holder};
 use regions::Regions;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use workers::{Job, Workers};
 
@@ -102,6 +104,8 @@ pub(crate) struct Host {
     /// Calls that have not been answered.
     waiting: Mutex<FxHashMap<CallId, Waiting>>,
     workers: Mutex<Option<Workers>>,
+    /// How many calls have come.
+    calls: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -153,6 +157,7 @@ impl Host {
             serving: Mutex::default(),
             waiting: Mutex::default(),
             workers: Mutex::default(),
+            calls: AtomicU64::new(0),
         }))
     }
 
@@ -170,6 +175,19 @@ impl Host {
 
     pub(crate) fn memory(&self) -> &Arc<Regions> {
         &self.memory
+    }
+
+    /// What the server, whose memory has these pages, says of itself; whoever answers sockets adds what it knows.
+    pub(crate) fn status(&self, pages: Pages) -> ServerStatus {
+        let now = self.clock.now();
+        let endpoints: usize = lock(&self.admitted).values().map(|entry| entry.gates.len()).sum();
+        let traffic = Traffic {
+            endpoints: u32::try_from(endpoints).unwrap_or(u32::MAX),
+            calls: self.calls.load(Ordering::Relaxed),
+            ..Traffic::default()
+        };
+        let (identity, tables) = (self.identity.clone(), self.logic.status(now));
+        ServerStatus { identity, up_ns: now, pages, tables, traffic }
     }
 
     // --- connections ---
@@ -252,6 +270,7 @@ impl Host {
     /// A call for this server, or (coordinator) for a session.
     pub(crate) fn call(self: &Arc<Self>, target: Target, call: Call, peer: PeerId, caller: Arc<dyn Caller>) {
         let id = call.id;
+        self.calls.fetch_add(1, Ordering::Relaxed);
         match target {
             Target::Server(server) if server == self.id() => {
                 lock(&self.waiting).insert(id, Waiting { target, peer, caller });

@@ -20,12 +20,13 @@ pub(crate) struct Reach {
 }
 
 impl Reach {
-    /// Carries out one frame (without its length), wholly or not at all, and puts the reply into `out`.
-    pub(crate) fn execute(&self, frame: &[u8], memory: &Regions, out: &mut Outgoing) -> Result<(), Refusal> {
+    /// Carries out one frame (without its length), wholly or not at all, and puts the reply into `out`. How many verbs were
+    /// carried out.
+    pub(crate) fn execute(&self, frame: &[u8], memory: &Regions, out: &mut Outgoing) -> Result<u8, Refusal> {
         let request = Request::check(frame, self.server, &self.table)?;
         if !self.gate.enter() {
             reply_head(FENCED, &request, 0, out);
-            return Ok(());
+            return Ok(0);
         }
         reply_head(BATCH, &request, request.reply_bytes, out);
         let mut wrote = false;
@@ -64,7 +65,7 @@ impl Reach {
             fence(Ordering::SeqCst);
         }
         self.gate.leave();
-        Ok(())
+        Ok(request.verbs)
     }
 }
 

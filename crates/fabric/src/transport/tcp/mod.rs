@@ -27,7 +27,7 @@ mod execute;
 pub(crate) mod frames;
 mod pieces;
 pub(crate) mod server;
-mod station;
+pub(crate) mod station;
 mod verbs;
 
 #[cfg(test)]

@@ -115,7 +115,7 @@ fn mutated_frames_are_carried_out_within_bounds_or_refused() {
         let mut out = Outgoing::default();
         match first_frame(&frame, MAX_REQUEST_BYTES) {
             Ok(Some(request)) => match bench.reach.execute(request, &bench.memory, &mut out) {
-                Ok(()) => done += 1,
+                Ok(_) => done += 1,
                 Err(refusal) => {
                     assert!(out.is_empty() && !refusal.to_string().is_empty());
                     refused += 1;
@@ -170,7 +170,7 @@ fn forged_requests_touch_nothing_that_is_not_theirs() {
         frame.extend(std::iter::repeat_n(0x11, operands));
         let mut out = Outgoing::default();
         match bench.reach.execute(&frame, &bench.memory, &mut out) {
-            Ok(()) => {
+            Ok(_) => {
                 let len = u64::from(if matches!(kind, 1 | 2) { length } else { 8 });
                 let fits = offset.checked_add(len).is_some_and(|end| end <= REGION_BYTES);
                 let may = region == 0 || (region == 2 && kind == 1);
