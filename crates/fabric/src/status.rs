@@ -122,14 +122,4 @@ pub struct Traffic {
     /// Bytes that went back.
     pub bytes_out: u64,
 }
-wire_struct!(Traffic {
-    mapping,
-    far,
-    endpoints,
-    connections,
-    calls,
-    batches,
-    verbs,
-    bytes_in,
-    bytes_out
-});
+wire_struct!(Traffic { mapping, far, endpoints, connections, calls, batches, verbs, bytes_in, bytes_out });

@@ -6,7 +6,7 @@
 use crate::fleet::Transport;
 use crate::report::unless_broken_pipe;
 use crate::serve::read_token;
-use crate::units::{Size, count, time};
+use crate::units::{Size, things, time};
 use farwood_fabric::control::{IndexInfo, IndexState, SessionInfo, SessionState};
 use farwood_fabric::status::{Pages, ServerStatus, Tables, Traffic};
 use farwood_fabric::transport::serve::{ServerPlace, status};
@@ -220,11 +220,11 @@ fn describe(said: &ServerStatus) -> String {
     );
     let _ = writeln!(
         text,
-        "  served     {} verbs in {} batches, {} in, {} out; {calls} calls",
-        count(traffic.verbs as f64),
-        count(traffic.batches as f64),
-        Size(traffic.bytes_in),
-        Size(traffic.bytes_out)
+        "  served     {} verbs in {} batches, {} bytes in, {} bytes out; {calls} calls",
+        things(traffic.verbs),
+        things(traffic.batches),
+        things(traffic.bytes_in),
+        things(traffic.bytes_out)
     );
     let _ = writeln!(
         text,
@@ -242,7 +242,8 @@ fn places(url: &str) -> Result<Vec<(String, ServerPlace)>, String> {
             .map(|address| (format!("tcp://{address}"), ServerPlace::Tcp(address)))
             .collect()),
         Ok(Transport::ShmAt { paths, .. }) => {
-            let sockets = farwood_fabric::transport::shm::sockets(&paths).map_err(|error| error.to_string())?;
+            let sockets =
+                farwood_fabric::transport::shm::sockets(&paths).map_err(|error| error.to_string())?;
             Ok(sockets
                 .into_iter()
                 .map(|path| (format!("shm://{}", path.display()), ServerPlace::Shm(path)))

@@ -138,7 +138,11 @@ fn open_in(
         reserve(&file, &layout, name)?;
     }
     let pages = pages(&descriptor, kind, block, layout.extents().map(|extent| extent.bytes).sum());
-    tracing::info!("memory of {} MiB: {pages}", layout.total >> 20);
+    let hint = match pages {
+        Pages::Small { .. } => "; large ones are faster: set some aside (sysctl vm.nr_hugepages)",
+        _ => "",
+    };
+    tracing::info!("memory of {} MiB: {pages}{hint}", layout.total >> 20);
     // When this is done, the clients of an earlier server on this memory cannot touch it any more.
     let gates = Gates::take_over(map(&descriptor, layout.gates, true).map_err(&failed)?, |pid, started| {
         Process::find(pid, started).map(|process| Arc::new(process) as Arc<dyn Holder>)
@@ -161,9 +165,7 @@ fn huge_memfd(specs: &[RegionSpec]) -> Option<File> {
     let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").ok()?;
     let free: u64 = free.trim().parse().ok()?;
     let needed: u64 = Layout::new(specs, ALIGN).extents().map(|extent| extent.bytes).sum();
-    (free >= needed / ALIGN)
-        .then(|| memfd(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB).ok())
-        .flatten()
+    (free >= needed / ALIGN).then(|| memfd(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB).ok()).flatten()
 }
 
 /// Opens or creates a file that no other server uses.

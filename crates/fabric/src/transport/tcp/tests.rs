@@ -138,7 +138,7 @@ fn forged_requests_touch_nothing_that_is_not_theirs() {
     bench.mark(u64::from_le_bytes([SECRET_BYTE; 8]));
     let mut rng = fastrand::Rng::with_seed(6);
     let mut refused = 0u64;
-    let rounds = frames(200_000);
+    let rounds = frames(1_000_000);
     for _ in 0..rounds {
         let region = *rng.choice([0u8, 0, 2, 9, 1, 3, 15].iter()).expect("some");
         let offset = match rng.u8(..4) {
