@@ -44,6 +44,8 @@ const READ_BYTES: usize = 512 << 10;
 const _: () = assert!(READ_BYTES > MAX_REQUEST_BYTES + 4);
 /// Replies of one turn beyond which a connection's other requests wait.
 const REPLY_BYTES: usize = 512 << 10;
+/// So many requests ahead, their memory is asked for.
+const AHEAD: usize = 4;
 /// What a client may have without a reply: batches, and bytes of them and their replies.
 const CREDIT_BATCHES: u32 = 1024;
 const CREDIT_BYTES: u32 = 4 << 20;
@@ -451,7 +453,17 @@ impl Connection {
         }
         self.waiting = false;
         let (mut at, mut ended, mut done) = (0, None, Done::default());
+        let (mut announced, mut announced_to) = (0, 0);
         while output.len() < REPLY_BYTES {
+            while announced < AHEAD {
+                let Ok(Some(request)) = first_frame(&input[announced_to..end], MAX_REQUEST_BYTES) else {
+                    break;
+                };
+                self.reach.announce(request, desk.host.memory());
+                announced_to += 4 + request.len();
+                announced += 1;
+            }
+            announced = announced.saturating_sub(1);
             match first_frame(&input[at..end], MAX_REQUEST_BYTES) {
                 Ok(Some(request)) => match self.reach.execute(request, desk.host.memory(), output) {
                     Ok(verbs) => {
