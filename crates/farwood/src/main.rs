@@ -5,6 +5,7 @@
 
 mod arena;
 mod bench;
+mod devices;
 mod fleet;
 mod litmus;
 mod probe;
@@ -28,6 +29,8 @@ struct Arguments {
 enum Command {
     /// Run a memory server for other processes
     Serve(serve::Arguments),
+    /// List RDMA devices, what they can do, and what Farwood will use of it
+    Devices(devices::Arguments),
     /// Try a structure in simulated worlds, under an adversary, and check everything it does
     Simulate(simulate::Arguments),
     /// Load an index, run a workload on it, and say what every operation cost
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).init();
     let result = match command {
         Command::Serve(arguments) => serve::run(&arguments),
+        Command::Devices(arguments) => devices::run(&arguments),
         Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Probe(arguments) => probe::run(&arguments),

@@ -12,6 +12,7 @@ pub(crate) mod regions;
 mod workers;
 
 use super::Inbox;
+use super::verbs::loopback::Loopback;
 use crate::addr::{ServerId, SessionId};
 use crate::call::{Call, CallError, CallId, CallOutcome, Target};
 use crate::clock::RealClock;
@@ -25,7 +26,7 @@ use regions::Regions;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use workers::{Job, Workers};
 
 /// Who a call came from or goes to: a process behind a socket, by number, or [`HERE`].
@@ -102,6 +103,8 @@ pub(crate) struct Host {
     /// Calls that have not been answered.
     waiting: Mutex<FxHashMap<CallId, Waiting>>,
     workers: Mutex<Option<Workers>>,
+    /// By which procedures take part in the atomics of an RDMA device.
+    loopback: OnceLock<Arc<Loopback>>,
 }
 
 #[derive(Debug)]
@@ -153,6 +156,7 @@ impl Host {
             serving: Mutex::default(),
             waiting: Mutex::default(),
             workers: Mutex::default(),
+            loopback: OnceLock::new(),
         }))
     }
 
@@ -170,6 +174,16 @@ impl Host {
 
     pub(crate) fn memory(&self) -> &Arc<Regions> {
         &self.memory
+    }
+
+    /// Atomics belong to an RDMA device from now on. To be said before anybody is let in.
+    pub(crate) fn use_loopback(&self, loopback: Arc<Loopback>) {
+        let _ = self.loopback.set(loopback);
+    }
+
+    /// The way to atomics that belong to an RDMA device.
+    pub(crate) fn loopback(&self) -> Option<&Arc<Loopback>> {
+        self.loopback.get()
     }
 
     // --- connections ---
