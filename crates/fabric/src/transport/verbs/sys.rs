@@ -193,7 +193,7 @@ pub(super) struct PortAttr {
     _counters: [u32; 2],
     pkey_tbl_len: u16,
     pub(super) lid: u16,
-    _switch: [u8; 6],
+    _switch: [u8; 7],
     pub(super) active_width: u8,
     pub(super) active_speed: u8,
     phys_state: u8,
