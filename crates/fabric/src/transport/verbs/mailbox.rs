@@ -90,9 +90,10 @@ impl Mailbox {
         if !queue.holds(self) {
             return false;
         }
-        while let (Some(slot), Some(message)) = (outgoing.free.last().copied(), outgoing.waiting.pop_front())
-        {
-            outgoing.free.pop();
+        while !outgoing.waiting.is_empty() {
+            // Without a place the rest waits, in order.
+            let Some(slot) = outgoing.free.pop() else { return true };
+            let Some(message) = outgoing.waiting.pop_front() else { return true };
             self.put(slot, &message);
             let mut place = Self::sge(
                 self.memory.base().as_ptr().expose_provenance() + slot * SLOT_BYTES,
