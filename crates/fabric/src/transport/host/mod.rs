@@ -79,12 +79,16 @@ struct Server {
     serving: Serving,
 }
 
+/// A call that has not been answered, and those who asked: one may ask again by another way, and whichever is heard first, none of
+/// them waits in vain.
 #[derive(Debug)]
 struct Waiting {
     target: Target,
-    peer: PeerId,
-    caller: Arc<dyn Caller>,
+    askers: SmallVec<[(PeerId, Arc<dyn Caller>); 1]>,
 }
+
+/// Of those who ask the same again and again, so many are answered.
+const MAX_ASKERS: usize = 16;
 
 /// A memory server in this process.
 pub(crate) struct Host {
@@ -250,7 +254,10 @@ impl Host {
             silent.extend(gone.then_some(*session));
             !gone
         });
-        lock(&self.waiting).retain(|_, waiting| waiting.peer != peer);
+        lock(&self.waiting).retain(|_, waiting| {
+            waiting.askers.retain(|(asker, _)| *asker != peer);
+            !waiting.askers.is_empty()
+        });
         self.end_waiting(|_, target| match target {
             Target::Session(session) if silent.contains(&session) => Some(CallError::Unknown),
             _ => None,
@@ -268,7 +275,7 @@ impl Host {
         let id = call.id;
         match target {
             Target::Server(server) if server == self.id() => {
-                lock(&self.waiting).insert(id, Waiting { target, peer, caller });
+                self.ask(id, target, peer, caller);
                 let _turn = lock(&self.turn);
                 let actions = self.logic.call(&*self.memory, call, self.clock.now());
                 self.carry_out(actions);
@@ -282,10 +289,19 @@ impl Host {
                 let Some((term, serving)) = server else {
                     return caller.answer(id, Err(CallError::NoSuchSession { session }));
                 };
-                lock(&self.waiting).insert(id, Waiting { target, peer, caller });
+                self.ask(id, target, peer, caller);
                 serving.incoming(session, term, call);
             }
         }
+    }
+
+    fn ask(&self, id: CallId, target: Target, peer: PeerId, caller: Arc<dyn Caller>) {
+        let mut waiting = lock(&self.waiting);
+        let entry = waiting.entry(id).or_insert_with(|| Waiting { target, askers: SmallVec::new() });
+        if entry.askers.len() == MAX_ASKERS {
+            entry.askers.remove(0);
+        }
+        entry.askers.push((peer, caller));
     }
 
     /// The caller does not wait any more.
@@ -350,8 +366,8 @@ impl Host {
     /// A call has been answered.
     pub(crate) fn reply(&self, to: CallId, outcome: CallOutcome) {
         let waiting = lock(&self.waiting).remove(&to);
-        if let Some(waiting) = waiting {
-            waiting.caller.answer(to, outcome);
+        for (_, caller) in waiting.into_iter().flat_map(|waiting| waiting.askers) {
+            caller.answer(to, outcome.clone());
         }
     }
 
@@ -359,7 +375,7 @@ impl Host {
         let mut ended = Vec::new();
         lock(&self.waiting).retain(|id, waiting| match how(*id, waiting.target) {
             Some(error) => {
-                ended.push((*id, Arc::clone(&waiting.caller), error));
+                ended.extend(waiting.askers.drain(..).map(|(_, caller)| (*id, caller, error.clone())));
                 false
             }
             None => true,
