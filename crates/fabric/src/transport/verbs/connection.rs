@@ -20,22 +20,23 @@ use super::sender::{Done, FarRegion, FarRegions, Sender};
 use crate::addr::{ServerId, SessionId};
 use crate::buf::BufPool;
 use crate::call::{Call, CallError, CallId, CallOutcome, Target};
-use crate::clock::Nanos;
+use crate::clock::{MICROSECOND, Nanos};
 use crate::error::FabricError;
-use crate::exec::{Executor, Source};
+use crate::exec::{Executor, Source, Spin};
 use crate::region::Permissions;
 use crate::transport::ReplySlot;
 use crate::transport::tcp::server::is_passing;
 use crate::verb::{Batch, BatchFailure, BatchResult, Completed, VerbOutcome};
 use crate::wire;
 use rustc_hash::FxHashMap;
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, epoll};
 use slab::Slab;
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::io::Read;
+use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -46,6 +47,8 @@ const BULK_BYTES: usize = 16 << 10;
 const ROOM: u32 = 512;
 /// WRITEs up to so many bytes are handed to the device with the request, if it takes that many.
 const INLINE_BYTES: u32 = 256;
+/// A device needs no core of ours, except one in software; and waking up costs more than any device takes.
+const SPIN: Spin = Spin { ns: 200 * MICROSECOND, alone_ns: 20 * MICROSECOND };
 /// Lanes, by number.
 const SHORT: usize = 0;
 const BULK: usize = 1;
@@ -120,8 +123,9 @@ pub(crate) struct Connection {
     is_armed: Cell<bool>,
     /// Completions were found when it was about to wait.
     has_news: Cell<bool>,
-    /// What else keeps the executor informed.
-    _watch: RefCell<Option<Rc<Watch>>>,
+    socket: TcpStream,
+    /// Ready when the completion queue or the socket is.
+    bell: OwnedFd,
 }
 
 struct State {
@@ -157,6 +161,7 @@ impl Connection {
         let failed = |error| VerbsError::Failed { what: "be used over this connection", error };
         socket.set_nonblocking(true).map_err(failed)?;
         let Offer { domain, completions, mailbox, lanes } = offer;
+        let bell = bell(&completions, &socket).map_err(failed)?;
         for slot in 0..SLOTS {
             if !lanes[SHORT].receive(slot) {
                 return Err(VerbsError::last("receive"));
@@ -189,14 +194,11 @@ impl Connection {
             state: RefCell::new(state),
             is_armed: Cell::new(false),
             has_news: Cell::new(false),
-            _watch: RefCell::default(),
+            socket,
+            bell,
         });
-        let watch = Rc::new(Watch { connection: Rc::downgrade(&connection), socket, look: Cell::new(false) });
-        let sources = [Rc::clone(&connection) as Rc<dyn Source>, Rc::clone(&watch) as Rc<dyn Source>];
-        for source in &sources {
-            executor.register(source).map_err(failed)?;
-        }
-        *connection._watch.borrow_mut() = Some(watch);
+        let source: Rc<dyn Source> = Rc::clone(&connection) as _;
+        executor.register(&source).map_err(failed)?;
         Ok(connection)
     }
 
@@ -265,12 +267,23 @@ impl Connection {
     /// Nothing more is sent or taken in: what is under way is unknown.
     pub(crate) fn break_off(&self, error: FabricError) {
         let (wakers, calls) = self.state.borrow_mut().break_off(self.server, error);
-        if let Some(watch) = &*self._watch.borrow() {
-            let _ = watch.socket.shutdown(Shutdown::Both);
-        }
+        let _ = self.socket.shutdown(Shutdown::Both);
         // Outside the borrow, since tasks may be polled anywhere.
         wakers.into_iter().for_each(Waker::wake);
         calls.into_iter().for_each(|slot| slot.set(Err(CallError::Unknown)));
+    }
+
+    /// Looks whether the server is gone, or has fenced the session; whether that is so.
+    fn look_at_socket(&self) -> bool {
+        let mut said = [0; 1];
+        let error = match (&mut &self.socket).read(&mut said) {
+            Ok(1) if said[0] == FENCED => FabricError::Fenced { session: self.session },
+            Err(error) if is_passing(&error) => return false,
+            Ok(_) | Err(_) => FabricError::Disconnected { server: self.server },
+        };
+        let is_news = self.state.borrow().ended.is_none();
+        self.break_off(error);
+        is_news
     }
 
     fn fail(&self, why: &str) {
@@ -436,6 +449,9 @@ impl Source for Connection {
         self.has_news.set(false);
         if self.is_armed.replace(false) {
             self.completions.settle();
+            if self.look_at_socket() {
+                return true;
+            }
         } else if !self.is_expecting() {
             return false;
         }
@@ -467,7 +483,7 @@ impl Source for Connection {
             let armed = self.completions.arm();
             self.has_news.set(self.take_in() || armed.is_err());
         }
-        PollFd::new(&self.completions, if is_open { PollFlags::IN } else { PollFlags::empty() })
+        PollFd::new(&self.bell, if is_open { PollFlags::IN } else { PollFlags::empty() })
     }
 
     fn deadline(&self) -> Option<Nanos> {
@@ -478,6 +494,18 @@ impl Source for Connection {
         let calls = state.calls.values().map(|(_, since)| *since).min();
         state.oldest().into_iter().chain(calls).min().map(|since| since.saturating_add(self.patience + 1))
     }
+
+    fn spin(&self) -> Spin {
+        SPIN
+    }
+}
+
+/// What is ready when either is.
+fn bell(completions: &CompletionQueue, socket: &TcpStream) -> io::Result<OwnedFd> {
+    let bell = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    epoll::add(&bell, completions, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    epoll::add(&bell, socket, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
+    Ok(bell)
 }
 
 impl Drop for Connection {
@@ -497,56 +525,6 @@ impl Drop for Connection {
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Connection({} to {})", self.id, self.server)
-    }
-}
-
-/// The TCP connection beside the queue pairs: it says when the server is gone, or has fenced the session.
-struct Watch {
-    connection: std::rc::Weak<Connection>,
-    socket: TcpStream,
-    /// The executor has waited for the socket.
-    look: Cell<bool>,
-}
-
-impl Source for Watch {
-    fn flush(&self) -> bool {
-        false
-    }
-
-    fn advance(&self, _: Nanos) -> bool {
-        if !self.look.replace(false) {
-            return false;
-        }
-        let Some(connection) = self.connection.upgrade() else { return false };
-        let mut said = [0; 1];
-        let error = match (&mut &self.socket).read(&mut said) {
-            Ok(1) if said[0] == FENCED => FabricError::Fenced { session: connection.session },
-            Err(error) if is_passing(&error) => return false,
-            Ok(_) | Err(_) => FabricError::Disconnected { server: connection.server },
-        };
-        let is_news = connection.state.borrow().ended.is_none();
-        connection.break_off(error);
-        is_news
-    }
-
-    fn is_expecting(&self) -> bool {
-        false
-    }
-
-    fn interest(&self) -> PollFd<'_> {
-        let is_open = self.connection.upgrade().is_some_and(|c| c.state.borrow().ended.is_none());
-        self.look.set(is_open);
-        PollFd::new(&self.socket, if is_open { PollFlags::IN } else { PollFlags::empty() })
-    }
-
-    fn deadline(&self) -> Option<Nanos> {
-        None
-    }
-}
-
-impl fmt::Debug for Watch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Watch")
     }
 }
 
