@@ -4,14 +4,17 @@
 //! got; the buffer returns to its pool when the completion is in and nobody wants it any more. Pools are carved from slabs
 //! that live as long as any buffer of them, which is what an RDMA transport registers.
 
+use crate::exec::lock;
 use crate::mem::RacyMemory;
+use smallvec::SmallVec;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::any::Any;
 use std::cell::RefCell;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 const SMALLEST: usize = 64;
 const CLASSES: usize = 18;
@@ -20,6 +23,42 @@ pub const LARGEST_POOLED: usize = SMALLEST << (CLASSES - 1);
 const SLAB: usize = 256 * 1024;
 const ALIGN: usize = 64;
 const _: () = assert!(LARGEST_POOLED == 8 << 20);
+
+/// Makes memory known to a network card.
+pub(crate) trait Registrar: fmt::Debug {
+    /// What registrations are valid for.
+    fn domain(&self) -> u64;
+
+    /// Registers bytes; `None` if that cannot be done, which has been logged.
+    ///
+    /// # Safety
+    /// The bytes stay allocated as long as the registration.
+    unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Option<Registration>;
+}
+
+/// Memory that a network card knows. Dropping it makes the card forget.
+pub(crate) struct Registration {
+    domain: u64,
+    key: u32,
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+impl Registration {
+    pub(crate) fn new(domain: u64, key: u32, owner: Box<dyn Any + Send + Sync>) -> Self {
+        Self { domain, key, _owner: owner }
+    }
+
+    /// The key by which the card knows it.
+    pub(crate) fn key(&self) -> u32 {
+        self.key
+    }
+}
+
+impl fmt::Debug for Registration {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Registration({:#x} of domain {})", self.key, self.domain)
+    }
+}
 
 /// The buffers of one endpoint, by size class (powers of two from 64 B to 8 MiB).
 #[derive(Clone, Default)]
@@ -30,10 +69,24 @@ pub struct BufPool {
 #[derive(Default)]
 struct PoolInner {
     free: RefCell<[Vec<NonNull<u8>>; CLASSES]>,
-    slabs: RefCell<Vec<(NonNull<u8>, Layout)>>,
+    /// By address.
+    slabs: RefCell<Vec<Slab>>,
+    registrar: Option<Box<dyn Registrar>>,
+}
+
+struct Slab {
+    base: NonNull<u8>,
+    layout: Layout,
+    registration: Option<Registration>,
 }
 
 impl BufPool {
+    /// A pool whose buffers a network card knows.
+    pub(crate) fn registered(registrar: Box<dyn Registrar>) -> Self {
+        let (free, slabs) = (RefCell::default(), RefCell::default());
+        Self { inner: Rc::new(PoolInner { free, slabs, registrar: Some(registrar) }) }
+    }
+
     /// A buffer of `len` bytes. Its contents are whatever it held last.
     #[inline]
     pub fn take(&self, len: usize) -> Buf {
@@ -57,7 +110,7 @@ impl BufPool {
 
     /// How many bytes the pool's slabs take.
     pub fn slab_bytes(&self) -> usize {
-        self.inner.slabs.borrow().iter().map(|(_, layout)| layout.size()).sum()
+        self.inner.slabs.borrow().iter().map(|slab| slab.layout.size()).sum()
     }
 }
 
@@ -89,7 +142,12 @@ impl PoolInner {
         let block = SMALLEST << class;
         let layout = single(block.max(SLAB));
         let slab = allocate(layout);
-        self.slabs.borrow_mut().push((slab, layout));
+        // SAFETY: the slab is freed after its registration is dropped, in `drop`.
+        let registration = self.registrar.as_ref().and_then(|r| unsafe { r.register(slab, layout.size()) });
+        let mut slabs = self.slabs.borrow_mut();
+        let at = slabs.partition_point(|other| other.base < slab);
+        slabs.insert(at, Slab { base: slab, layout, registration });
+        drop(slabs);
         let free = &mut self.free.borrow_mut()[class];
         for n in 1..layout.size() / block {
             // SAFETY: block `n` lies inside the slab just allocated.
@@ -101,9 +159,10 @@ impl PoolInner {
 
 impl Drop for PoolInner {
     fn drop(&mut self) {
-        for (slab, layout) in self.slabs.get_mut().drain(..) {
+        for Slab { base, layout, registration } in self.slabs.get_mut().drain(..) {
+            drop(registration);
             // SAFETY: allocated in `carve` with this layout; every buffer holds the pool, so none is left.
-            unsafe { dealloc(slab.as_ptr(), layout) }
+            unsafe { dealloc(base.as_ptr(), layout) }
         }
     }
 }
@@ -116,6 +175,19 @@ pub struct Buf {
 }
 
 impl Buf {
+    /// Where it begins, for those who name it to a network card.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.block
+    }
+
+    /// The key by which a network card knows these bytes, in this domain. Buffers that are too large to be pooled are not known.
+    pub(crate) fn local_key(&self, domain: u64) -> Option<u32> {
+        let slabs = self.pool.slabs.borrow();
+        let slab = &slabs[slabs.partition_point(|slab| slab.base <= self.block).checked_sub(1)?];
+        let within = self.block.addr().get() - slab.base.addr().get() < slab.layout.size();
+        slab.registration.as_ref().filter(|r| within && r.domain == domain).map(|r| r.key)
+    }
+
     /// The little-endian word at byte `at`.
     ///
     /// # Panics
@@ -175,18 +247,40 @@ impl fmt::Debug for Buf {
 /// source changes while it is in flight writes a mixture.
 #[derive(Clone, Debug)]
 pub struct SharedBuf {
-    memory: Arc<RacyMemory>,
+    inner: Arc<SharedInner>,
+}
+
+#[derive(Debug)]
+struct SharedInner {
+    /// Before the memory, so that network cards forget it first. One for each domain that it was used in.
+    registrations: Mutex<SmallVec<[Registration; 1]>>,
+    memory: RacyMemory,
 }
 
 impl SharedBuf {
     /// A zeroed buffer; `None` if there is no memory for it.
     pub fn zeroed(bytes: usize) -> Option<Self> {
-        Some(Self { memory: Arc::new(RacyMemory::zeroed(bytes)?) })
+        let (registrations, memory) = (Mutex::default(), RacyMemory::zeroed(bytes)?);
+        Some(Self { inner: Arc::new(SharedInner { registrations, memory }) })
     }
 
     /// The memory, to be read and written word by word or copied.
     pub fn memory(&self) -> &RacyMemory {
-        &self.memory
+        &self.inner.memory
+    }
+
+    /// The key by which a network card knows the buffer; it is registered when it is first used.
+    pub(crate) fn local_key(&self, registrar: &dyn Registrar) -> Option<u32> {
+        let mut registrations = lock(&self.inner.registrations);
+        if let Some(known) = registrations.iter().find(|known| known.domain == registrar.domain()) {
+            return Some(known.key);
+        }
+        let memory = &self.inner.memory;
+        // SAFETY: registrations are dropped before the memory, by the order of fields.
+        let registration = unsafe { registrar.register(memory.base(), memory.len())? };
+        let key = registration.key;
+        registrations.push(registration);
+        Some(key)
     }
 }
 

@@ -120,9 +120,10 @@ impl Endpoint {
         pins: Pins,
     ) -> Self {
         let skew = match &link {
-            Link::Direct(_) | Link::Tcp(_) => ClockSkew::default(),
+            Link::Direct(_) | Link::Far(_) => ClockSkew::default(),
             Link::Sim(link) => link.clock_skew(),
         };
+        let pool = link.pool();
         Self {
             inner: Rc::new(Inner {
                 link,
@@ -131,7 +132,7 @@ impl Endpoint {
                 owner,
                 number,
                 executor: executor.clone(),
-                pool: BufPool::default(),
+                pool,
                 pins,
                 calls: RefCell::default(),
                 turn: Cell::new(BATCHES_PER_TURN),
@@ -376,7 +377,7 @@ impl Op {
         let result = match &self.endpoint.inner.link {
             // Nothing is ever in flight: the ticket would only be carried about.
             Link::Direct(link) => self.execute(link, batch),
-            Link::Tcp(_) | Link::Sim(_) => self.post(batch).await,
+            Link::Far(_) | Link::Sim(_) => self.post(batch).await,
         };
         self.endpoint.breathe().await;
         result

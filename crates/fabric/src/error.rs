@@ -124,6 +124,11 @@ pub enum FabricError {
         /// How often.
         attempts: u32,
     },
+    /// A buffer cannot be made known to the network card. Nothing was posted.
+    CannotRegister {
+        /// How long it is.
+        bytes: usize,
+    },
     /// An endpoint was asked for on a thread that runs no executor.
     NoExecutor,
 }
@@ -206,6 +211,11 @@ impl fmt::Display for FabricError {
                     "{what} did not succeed in {attempts} attempts; the pool is overloaded or a peer is stuck"
                 )
             }
+            Self::CannotRegister { bytes } => write!(
+                f,
+                "a buffer of {bytes} bytes cannot be registered with the RDMA device; raise the limit of locked memory \
+                 (`ulimit -l unlimited`) or use smaller buffers"
+            ),
             Self::NoExecutor => {
                 f.write_str("this thread runs no executor; create endpoints inside `Executor::block_on`")
             }

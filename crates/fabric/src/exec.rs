@@ -61,6 +61,19 @@ pub(crate) trait Source {
     fn interest(&self) -> PollFd<'_>;
     /// When to look again though nothing has come.
     fn deadline(&self) -> Option<Nanos>;
+    /// How long spinning may pay.
+    fn spin(&self) -> Spin {
+        Spin { ns: SPIN_NS, alone_ns: 0 }
+    }
+}
+
+/// How a thread looks for something that is under way before it sleeps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spin {
+    /// How long.
+    pub(crate) ns: Nanos,
+    /// How much of that without giving way to others: what is waited for does not need this core.
+    pub(crate) alone_ns: Nanos,
 }
 
 /// The tasks of one thread.
@@ -393,21 +406,27 @@ impl Executor {
     /// Input and output; if there was none and no task is ready, spins for a while or sleeps.
     fn attend_sources(&self, is_idle: bool) {
         let now = self.now();
-        let (mut did, mut expecting) = (false, false);
+        let mut did = false;
+        let mut spin: Option<Spin> = None;
         let all = self.each_source(|source| {
             did |= source.flush();
             did |= source.advance(now);
-            expecting |= source.is_expecting();
+            if !did && source.is_expecting() {
+                let (more, so_far) = (source.spin(), spin.unwrap_or(source.spin()));
+                spin =
+                    Some(Spin { ns: so_far.ns.max(more.ns), alone_ns: so_far.alone_ns.min(more.alone_ns) });
+            }
         });
         if !all {
             self.inner.sources.borrow_mut().retain(|source| source.strong_count() > 0);
         }
+        let idle_ns = now.saturating_sub(self.inner.active_at.get());
         if did {
             self.inner.active_at.set(now);
-        } else if is_idle && (!expecting || now.saturating_sub(self.inner.active_at.get()) > SPIN_NS) {
+        } else if is_idle && spin.is_none_or(|spin| idle_ns > spin.ns) {
             self.sleep_on_sources();
             self.inner.active_at.set(self.now());
-        } else if is_idle {
+        } else if is_idle && spin.is_none_or(|spin| idle_ns >= spin.alone_ns) {
             // What is waited for may need this very core.
             std::thread::yield_now();
         }

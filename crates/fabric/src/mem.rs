@@ -88,6 +88,11 @@ impl RacyMemory {
         Ok(())
     }
 
+    /// Where it begins, for those who make it known to a network card.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base.cast()
+    }
+
     /// How many bytes there are.
     pub fn len(&self) -> usize {
         self.bytes

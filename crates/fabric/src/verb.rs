@@ -405,6 +405,13 @@ impl BatchFailure {
         Box::new(Self { error, at, outcomes: (0..verbs).map(outcome).collect() })
     }
 
+    /// A batch of `verbs` verbs that nothing was done about.
+    #[expect(clippy::unnecessary_box_returns, reason = "it is only ever used boxed, in a `BatchResult`")]
+    pub(crate) fn not_executed(error: FabricError, verbs: usize) -> Box<Self> {
+        let outcomes = (0..verbs).map(|_| VerbOutcome::NotExecuted).collect();
+        Box::new(Self { error, at: 0, outcomes })
+    }
+
     /// Whether the CAS, FAA or WRITE at `n` may have happened or may happen yet.
     pub fn may_have_happened(&self, n: usize) -> bool {
         !matches!(self.outcomes.get(n), Some(VerbOutcome::Refused | VerbOutcome::NotExecuted))

@@ -5,6 +5,7 @@
 
 mod arena;
 mod bench;
+mod devices;
 mod fleet;
 mod litmus;
 mod probe;
@@ -31,6 +32,8 @@ enum Command {
     Serve(serve::Arguments),
     /// Ask memory servers how they do
     Status(status::Arguments),
+    /// List RDMA devices, what they can do, and what Farwood will use of it
+    Devices(devices::Arguments),
     /// Try a structure in simulated worlds, under an adversary, and check everything it does
     Simulate(simulate::Arguments),
     /// Load an index, run a workload on it, and say what every operation cost
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
+        Command::Devices(arguments) => devices::run(&arguments),
         Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Probe(arguments) => probe::run(&arguments),

@@ -30,6 +30,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "ADDR", value_parser = parse_address)]
     listen: Option<SocketAddr>,
 
+    /// The RDMA device (see `farwood devices`) by which other machines reach its memory; they find it at the address of --listen
+    #[arg(long, value_name = "DEVICE", requires = "listen")]
+    verbs: Option<String>,
+
     /// How much memory to hand out, such as 1GiB
     #[arg(long, value_name = "SIZE")]
     memory: Size,
@@ -145,7 +149,8 @@ fn places(server: &MemoryProcess) -> Vec<String> {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         format!("shm://{}", path.display())
     });
-    shm.into_iter().chain(server.address().map(|address| format!("tcp://{address}"))).collect()
+    let scheme = if server.verbs().is_some() { "verbs" } else { "tcp" };
+    shm.into_iter().chain(server.address().map(|address| format!("{scheme}://{address}"))).collect()
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
@@ -158,6 +163,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let options = ServeOptions {
         shm: arguments.shm.as_deref().map(|place| shm::socket_in(place, number)),
         tcp: arguments.listen,
+        verbs: arguments.verbs.clone(),
         backing: match &arguments.path {
             Some(place) => Backing::Path(shm::memory_in(place, number)),
             None => Backing::Memfd,
@@ -165,6 +171,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         token: read_token(arguments.token_file.as_deref())?,
     };
     let server = MemoryProcess::start(Arc::new(logic), options).map_err(|error| error.to_string())?;
+    if server.verbs() == Some(true) {
+        tracing::info!("lock memory is on the RDMA device");
+    }
     // Whoever started us may not want to read it.
     let _ = writeln!(
         std::io::stdout(),

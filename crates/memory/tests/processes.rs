@@ -1,8 +1,9 @@
-//! Runs the fabric's conformance suite over `shm` and `tcp`: every server and every client is a process of its own.
+//! Runs the fabric's conformance suite over `shm`, `tcp` and `verbs`: every server and every client is a process of its own.
 //!
 //! The processes are this test binary once more, with a part to play in its environment. A server lives until its standard
 //! input closes, so that none outlives the test. A client plays its number in all scenarios of a group, one after the other.
-//! `FARWOOD_ROUNDS=10` runs ten times the rounds.
+//! `FARWOOD_ROUNDS=10` runs ten times the rounds. RDMA is tested where `FARWOOD_VERBS` names a device and an IP address of its
+//! network interface, as in `rxe0,10.9.0.1`; `.ci/rdma-vm` makes such a place.
 
 use farwood_fabric::Cluster;
 use farwood_fabric::Executor;
@@ -13,8 +14,10 @@ use farwood_fabric::transport::conformance::{Scenario, mistakes, procedures, run
 use farwood_fabric::transport::serve::{MemoryProcess, ServeOptions};
 use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
 use farwood_fabric::transport::tcp::{TcpCluster, TcpOptions};
+use farwood_fabric::transport::verbs::{VerbsCluster, VerbsOptions};
 use farwood_memory::{MemoryServer, ServerConfig};
 use std::io::{BufRead, BufReader, Read};
+use std::net::IpAddr;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -33,6 +36,14 @@ const READY: &str = "ready";
 enum Over {
     Shm,
     Tcp,
+    Verbs,
+}
+
+/// The RDMA device to be tested, and an address at which it is reached.
+fn verbs() -> Option<(String, IpAddr)> {
+    let named = std::env::var("FARWOOD_VERBS").ok()?;
+    let (device, address) = named.split_once(',').expect("FARWOOD_VERBS is DEVICE,ADDRESS");
+    Some((device.to_owned(), address.parse().expect("an IP address")))
 }
 
 impl Over {
@@ -40,7 +51,12 @@ impl Over {
         match self {
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+            Self::Verbs => "verbs",
         }
+    }
+
+    fn named(name: &str) -> Self {
+        [Self::Shm, Self::Tcp, Self::Verbs].into_iter().find(|over| over.name() == name).expect("a transport")
     }
 
     /// Connects to the servers at these places, which commas separate.
@@ -54,6 +70,13 @@ impl Over {
                 let places: Vec<String> = places.split(',').map(str::to_owned).collect();
                 TcpCluster::connect(&places, &TcpOptions { token: TOKEN.to_vec(), ..TcpOptions::default() })
             }
+            Self::Verbs => {
+                let places: Vec<String> = places.split(',').map(str::to_owned).collect();
+                VerbsCluster::connect(
+                    &places,
+                    &VerbsOptions { token: TOKEN.to_vec(), ..VerbsOptions::default() },
+                )
+            }
         };
         connected.map_err(|error| error.to_string())
     }
@@ -66,9 +89,11 @@ fn play() {
     let Ok(part) = std::env::var(PART) else { return };
     let words: Vec<&str> = part.split(' ').collect();
     match words[..] {
-        ["server", folder, number] => serve(Path::new(folder), number.parse().unwrap()),
+        ["server", over, folder, number] => {
+            serve(Over::named(over), Path::new(folder), number.parse().unwrap())
+        }
         ["client", over, places, names, index, rounds] => {
-            let over = if over == "tcp" { Over::Tcp } else { Over::Shm };
+            let over = Over::named(over);
             let failed = play_client(over, places, names, index.parse().unwrap(), rounds.parse().unwrap());
             if let Err(why) = failed {
                 eprintln!("FAILED {why}");
@@ -79,8 +104,8 @@ fn play() {
     }
 }
 
-/// A server that can be reached both ways.
-fn serve(folder: &Path, number: u16) {
+/// A server that can be reached both ways, or by RDMA alone.
+fn serve(over: Over, folder: &Path, number: u16) {
     let config = ServerConfig {
         chunk_bytes: 64 << 10,
         lock_bytes: 16 << 10,
@@ -91,9 +116,11 @@ fn serve(folder: &Path, number: u16) {
         ..ServerConfig::new(PoolId(7), ServerId::new(number), SERVERS, 3 << 20)
     };
     let logic = MemoryServer::new(config, procedures()).expect("the limits are valid");
+    let device = verbs().filter(|_| matches!(over, Over::Verbs));
     let options = ServeOptions {
-        shm: Some(folder.join(format!("m{number}.sock"))),
-        tcp: Some(([127, 0, 0, 1], 0).into()),
+        shm: device.is_none().then(|| folder.join(format!("m{number}.sock"))),
+        tcp: Some(device.as_ref().map_or(([127, 0, 0, 1], 0).into(), |(_, address)| (*address, 0).into())),
+        verbs: device.map(|(name, _)| name),
         token: TOKEN.to_vec(),
         ..ServeOptions::default()
     };
@@ -141,7 +168,7 @@ impl Pool {
             std::env::temp_dir().join(format!("farwood-{}-{}-{name}", std::process::id(), over.name()));
         std::fs::create_dir_all(&folder).expect("a folder for sockets");
         let start = |number| {
-            let mut server = start(&format!("server {} {number}", folder.display()));
+            let mut server = start(&format!("server {} {} {number}", over.name(), folder.display()));
             let said = BufReader::new(server.stdout.take().expect("piped"));
             let mut lines = said.lines().map_while(Result::ok);
             let address = lines.find_map(|line| line.strip_prefix(READY).map(|rest| rest.trim().to_owned()));
@@ -168,7 +195,7 @@ impl Pool {
             .map(|(index, over)| {
                 let places = match over {
                     Over::Shm => self.folder.display().to_string(),
-                    Over::Tcp => self.addresses.join(","),
+                    Over::Tcp | Over::Verbs => self.addresses.join(","),
                 };
                 start(&format!("client {} {places} {names} {index} {rounds}", over.name()))
             })
@@ -217,40 +244,64 @@ fn of_group(group: &str) -> Vec<Scenario> {
     of_group
 }
 
+/// Whether there is nothing to test here; says so.
+fn is_missing(over: Over) -> bool {
+    let missing = matches!(over, Over::Verbs) && verbs().is_none();
+    if missing {
+        println!("skipped: FARWOOD_VERBS names no RDMA device");
+    }
+    missing
+}
+
 fn report(failures: &[String]) {
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
 }
 
 fn run(over: Over, group: &str, usual_rounds: u64) {
-    report(&Pool::start(over, group).play(over, &of_group(group), rounds(usual_rounds)));
+    if is_missing(over) {
+        return;
+    }
+    let (pool, scenarios) = (Pool::start(over, group), of_group(group));
+    // Where verbs are slow, a scenario takes longer than those that wait for the next one have patience.
+    let together = if matches!(over, Over::Verbs) { 1 } else { scenarios.len() };
+    for scenarios in scenarios.chunks(together) {
+        report(&pool.play(over, scenarios, rounds(usual_rounds)));
+    }
 }
 
-/// Each group of scenarios, with its rounds over shared memory and over TCP, where a verb takes a hundred times as long.
+/// Each group of scenarios, with its rounds over shared memory, over TCP, where a verb takes a hundred times as long, and over the
+/// software device of a virtual machine, where it takes ten times as long again.
 macro_rules! conformance {
-    ($($group:ident, $shm:literal, $tcp:literal;)*) => {
+    ($($group:ident, $shm:literal, $tcp:literal, $verbs:literal;)*) => {
         mod shm {
             $(#[test] fn $group() { super::run(super::Over::Shm, stringify!($group), $shm); })*
         }
         mod tcp {
             $(#[test] fn $group() { super::run(super::Over::Tcp, stringify!($group), $tcp); })*
         }
+        mod verbs {
+            $(#[test] fn $group() { super::run(super::Over::Verbs, stringify!($group), $verbs); })*
+        }
     };
 }
 
 conformance! {
-    verbs, 2000, 200;
-    batches, 5000, 300;
-    words, 15_000, 1500;
-    order, 4000, 400;
-    atomics, 50_000, 2000;
-    visible, 500, 200;
-    calls, 200, 100;
-    sessions, 5000, 300;
-    bad_input, 5000, 1000;
+    verbs, 2000, 200, 40;
+    batches, 5000, 300, 60;
+    words, 15_000, 1500, 300;
+    order, 4000, 400, 100;
+    atomics, 50_000, 2000, 300;
+    visible, 500, 200, 40;
+    calls, 200, 100, 20;
+    sessions, 5000, 300, 60;
+    bad_input, 5000, 1000, 200;
 }
 
 /// A fenced process may be ended, so each scenario has its own.
 fn fencing(over: Over) {
+    if is_missing(over) {
+        return;
+    }
     let pool = Pool::start(over, "fencing");
     for scenario in of_group("fencing") {
         report(&pool.play(over, &[scenario], 1));
@@ -267,23 +318,36 @@ fn tcp_fencing() {
     fencing(Over::Tcp);
 }
 
+#[test]
+fn verbs_fencing() {
+    fencing(Over::Verbs);
+}
+
 /// Whether a fence comes in the middle of a WRITE is a matter of luck: many of them.
-fn fences_in_the_middle(over: Over) {
+fn fences_in_the_middle(over: Over, times: u32) {
+    if is_missing(over) {
+        return;
+    }
     let pool = Pool::start(over, "middle");
     let scenario = scenarios().into_iter().find(|s| s.name == "fencing/verbs").expect("it is there");
-    for _ in 0..20 {
+    for _ in 0..times {
         report(&pool.play(over, &[scenario], 1));
     }
 }
 
 #[test]
 fn shm_fences_in_the_middle() {
-    fences_in_the_middle(Over::Shm);
+    fences_in_the_middle(Over::Shm, 20);
 }
 
 #[test]
 fn tcp_fences_in_the_middle() {
-    fences_in_the_middle(Over::Tcp);
+    fences_in_the_middle(Over::Tcp, 20);
+}
+
+#[test]
+fn verbs_fences_in_the_middle() {
+    fences_in_the_middle(Over::Verbs, 5);
 }
 
 /// Clients of both kinds at once, on the same regions.

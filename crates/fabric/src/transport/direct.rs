@@ -12,6 +12,7 @@ use super::host::gates::Gate;
 use super::host::regions::{Regions, at};
 use super::host::{HERE, Host};
 use super::shm::client::Connection;
+use super::verbs::loopback::Loopback;
 use super::{Inbox, ReplySlot, View};
 use crate::addr::{GlobalAddr, RegionId, ServerId, SessionId};
 use crate::buf::{Buf, BufPool};
@@ -109,7 +110,7 @@ impl DirectCluster {
     pub(crate) fn connect(&self, session: SessionId, term: u64) -> Result<DirectLink, FabricError> {
         let routes = self.stations.iter().map(|station| station.connect(session, term).map(Some));
         let routes = routes.collect::<Result<Box<[_]>, _>>()?;
-        Ok(DirectLink { session, term, capabilities: self.capabilities, routes })
+        Ok(DirectLink { session, term, capabilities: self.capabilities, routes, loopback: None })
     }
 }
 
@@ -138,6 +139,8 @@ pub(crate) struct DirectLink {
     term: u64,
     capabilities: Capabilities,
     routes: Box<[Option<Route>]>,
+    /// (A procedure's) Atomics belong to an RDMA device, and lock memory is reached through it.
+    loopback: Option<Arc<Loopback>>,
 }
 
 impl DirectLink {
@@ -148,8 +151,10 @@ impl DirectLink {
         let mut routes: Vec<Option<Route>> = (0..host.id().index()).map(|_| None).collect();
         routes.push(Some(station.connect(call.session, call.term)?));
         let (view, stations) = (View { number: 1, servers: vec![host.identity().clone()] }, vec![station]);
-        let capabilities = DirectCluster::new(view, stations).capabilities;
-        Ok(Self { session: call.session, term: call.term, capabilities, routes: routes.into() })
+        let mut capabilities = DirectCluster::new(view, stations).capabilities;
+        let loopback = host.loopback().cloned();
+        capabilities.masked_cas = loopback.is_none();
+        Ok(Self { session: call.session, term: call.term, capabilities, routes: routes.into(), loopback })
     }
 
     pub(crate) fn capabilities(&self) -> &Capabilities {
@@ -197,6 +202,11 @@ impl DirectLink {
         }
         let mut outputs = SmallVec::new();
         let mut wrote = false;
+        if let Some(device) = &self.loopback {
+            let result = execute_by(device, batch, &route.memory, pool);
+            route.gate.leave();
+            return result;
+        }
         for verb in batch.verbs {
             if wrote && matches!(verb, Verb::Read { .. }) {
                 // WRITE then READ is ordered, which stores and loads of one thread are not.
@@ -219,7 +229,10 @@ impl DirectLink {
         let route = self.route(addr.server())?;
         route.table.check(addr, len as u64, Permissions::READ)?;
         let mut buf = pool.take(len);
-        route.memory.region(addr.region()).read(at(addr.offset()), &mut buf);
+        match self.device_for(addr) {
+            Some(device) => device.read(addr, &mut buf)?,
+            None => route.memory.region(addr.region()).read(at(addr.offset()), &mut buf),
+        }
         self.check_open(route)?;
         Ok(buf)
     }
@@ -232,6 +245,9 @@ impl DirectLink {
             return Err(FabricError::Misaligned { addr });
         }
         route.table.check(addr, 8, Permissions::READ)?;
+        if self.device_for(addr).is_some() {
+            return Ok(self.read(addr, 8, &BufPool::default())?.word(0));
+        }
         let word = route.memory.region(addr.region()).word(at(addr.offset())).load(Ordering::SeqCst);
         self.check_open(route)?;
         Ok(word)
@@ -240,15 +256,28 @@ impl DirectLink {
     /// WRITE of one aligned word, without a buffer.
     #[inline]
     pub(crate) fn write_word(&self, addr: GlobalAddr, value: u64) -> Result<(), FabricError> {
-        self.on_word(addr, Permissions::WRITE, |word| {
-            word.swap(value, Ordering::SeqCst);
-        })
+        self.on_word(addr, Permissions::WRITE, |word| match self.device_for(addr) {
+            Some(device) => device.write(addr, &value.to_le_bytes()),
+            None => {
+                word.swap(value, Ordering::SeqCst);
+                Ok(())
+            }
+        })?
     }
 
     /// CAS without a batch.
     #[inline]
     pub(crate) fn cas(&self, addr: GlobalAddr, expected: u64, desired: u64) -> Result<u64, FabricError> {
-        self.on_word(addr, Permissions::ATOMIC, |word| compare_exchange(word, expected, desired))
+        self.on_word(addr, Permissions::ATOMIC, |word| match &self.loopback {
+            Some(device) => device.cas(addr, expected, desired),
+            None => Ok(compare_exchange(word, expected, desired)),
+        })?
+    }
+
+    /// The device through which the bytes at `addr` are reached, if it is not the processor that reaches them.
+    #[inline]
+    fn device_for(&self, addr: GlobalAddr) -> Option<&Loopback> {
+        self.loopback.as_deref().filter(|_| addr.region() == RegionId::LOCK)
     }
 
     #[inline]
@@ -327,6 +356,62 @@ impl Drop for Waiting<'_> {
 fn compare_exchange(word: &AtomicU64, expected: u64, desired: u64) -> u64 {
     match word.compare_exchange(expected, desired, Ordering::SeqCst, Ordering::SeqCst) {
         Ok(before) | Err(before) => before,
+    }
+}
+
+/// Carries out a procedure's batch where atomics and lock memory are the device's. Bytes that the device does not have to move
+/// are copied as always.
+fn execute_by(device: &Loopback, batch: Batch, memory: &Regions, pool: &BufPool) -> BatchResult {
+    let verbs = batch.len();
+    let mut outputs: SmallVec<[Output; 2]> = SmallVec::new();
+    for (n, verb) in batch.verbs.into_iter().enumerate() {
+        // Device and processor see each other's verbs in order.
+        fence(Ordering::SeqCst);
+        match apply_by(device, verb, memory, pool) {
+            Ok(output) => outputs.push(output),
+            Err(error) => {
+                let unknown = (n..verbs).map(|verb| match verb {
+                    verb if verb == n => VerbOutcome::Unknown,
+                    _ => VerbOutcome::NotExecuted,
+                });
+                let outcomes = outputs.into_iter().map(VerbOutcome::Completed).chain(unknown).collect();
+                return Err(Box::new(BatchFailure { error, at: n, outcomes }));
+            }
+        }
+    }
+    fence(Ordering::SeqCst);
+    Ok(Completed { outputs })
+}
+
+fn apply_by(device: &Loopback, verb: Verb, memory: &Regions, pool: &BufPool) -> Result<Output, FabricError> {
+    let is_lock = verb.addr().region() == RegionId::LOCK;
+    match verb {
+        Verb::Cas { addr, expected, desired } => device.cas(addr, expected, desired).map(Output::Previous),
+        Verb::Faa { addr, add } => device.faa(addr, add).map(Output::Previous),
+        Verb::Read { addr, len, into } if is_lock => {
+            let mut buf = pool.take(len);
+            device.read(addr, &mut buf)?;
+            Ok(match into {
+                Landing::Pooled => Output::Bytes(buf),
+                Landing::Shared { buf: shared, at } => {
+                    shared.memory().write(at, &buf);
+                    Output::Done
+                }
+            })
+        }
+        Verb::Write { addr, from } if is_lock => {
+            match from {
+                Source::Inline { bytes, len } => device.write(addr, &bytes[..usize::from(len)])?,
+                Source::Owned(buf) => device.write(addr, &buf)?,
+                Source::Shared { buf, at, len } => {
+                    let mut bytes = pool.take(len);
+                    buf.memory().read(at, &mut bytes);
+                    device.write(addr, &bytes)?;
+                }
+            }
+            Ok(Output::Done)
+        }
+        verb => Ok(apply(verb, memory, pool)),
     }
 }
 

@@ -44,6 +44,7 @@ pub mod shm;
 pub mod sim;
 pub(crate) mod stream;
 pub mod tcp;
+pub mod verbs;
 
 use crate::addr::{ServerId, SessionId};
 use crate::buf::BufPool;
@@ -118,7 +119,7 @@ pub struct Cluster {
 #[derive(Clone, Debug)]
 pub(crate) enum Way {
     Direct(Arc<direct::DirectCluster>),
-    Tcp(Arc<tcp::client::FarCluster>),
+    Far(Arc<tcp::client::FarCluster>),
     Sim(sim::SimCluster),
 }
 
@@ -127,7 +128,7 @@ impl Cluster {
     pub fn view(&self) -> View {
         match &self.way {
             Way::Direct(cluster) => cluster.view().clone(),
-            Way::Tcp(cluster) => cluster.view().clone(),
+            Way::Far(cluster) => cluster.view().clone(),
             Way::Sim(cluster) => cluster.view(),
         }
     }
@@ -136,7 +137,7 @@ impl Cluster {
     pub fn capabilities(&self) -> Capabilities {
         match &self.way {
             Way::Direct(cluster) => cluster.capabilities(),
-            Way::Tcp(cluster) => cluster.capabilities(),
+            Way::Far(cluster) => cluster.capabilities(),
             Way::Sim(cluster) => cluster.capabilities(),
         }
     }
@@ -145,7 +146,7 @@ impl Cluster {
     pub(crate) fn connect(&self, session: SessionId, term: u64) -> Result<Link, FabricError> {
         Ok(match &self.way {
             Way::Direct(cluster) => Link::Direct(cluster.connect(session, term)?),
-            Way::Tcp(cluster) => Link::Tcp(cluster.connect(session, term, true)?),
+            Way::Far(cluster) => Link::Far(cluster.connect(session, term, true)?),
             Way::Sim(cluster) => Link::Sim(cluster.connect(session, term)),
         })
     }
@@ -153,7 +154,7 @@ impl Cluster {
     /// Connects an endpoint of `session` that only calls.
     pub(crate) fn connect_to_call(&self, session: SessionId, term: u64) -> Result<Link, FabricError> {
         match &self.way {
-            Way::Tcp(cluster) => cluster.connect(session, term, false).map(Link::Tcp),
+            Way::Far(cluster) => cluster.connect(session, term, false).map(Link::Far),
             _ => self.connect(session, term),
         }
     }
@@ -163,7 +164,7 @@ impl Cluster {
 #[derive(Debug)]
 pub(crate) enum Link {
     Direct(direct::DirectLink),
-    Tcp(tcp::client::FarLink),
+    Far(tcp::client::FarLink),
     Sim(sim::SimLink),
 }
 
@@ -171,7 +172,7 @@ impl Link {
     pub(crate) fn capabilities(&self) -> &Capabilities {
         match self {
             Self::Direct(link) => link.capabilities(),
-            Self::Tcp(link) => link.capabilities(),
+            Self::Far(link) => link.capabilities(),
             Self::Sim(link) => link.capabilities(),
         }
     }
@@ -180,7 +181,7 @@ impl Link {
     pub(crate) fn table(&self, server: ServerId) -> Result<&RegionTable, FabricError> {
         match self {
             Self::Direct(link) => link.table(server),
-            Self::Tcp(link) => link.table(server),
+            Self::Far(link) => link.table(server),
             Self::Sim(link) => link.table(server),
         }
     }
@@ -189,8 +190,16 @@ impl Link {
     pub(crate) fn check_alive(&self, server: ServerId) -> Result<(), FabricError> {
         match self {
             Self::Direct(link) => link.check_alive(server),
-            Self::Tcp(link) => link.check_alive(server),
+            Self::Far(link) => link.check_alive(server),
             Self::Sim(link) => link.table(server).map(drop),
+        }
+    }
+
+    /// Buffers for its verbs.
+    pub(crate) fn pool(&self) -> BufPool {
+        match self {
+            Self::Far(link) => link.pool(),
+            Self::Direct(_) | Self::Sim(_) => BufPool::default(),
         }
     }
 
@@ -198,7 +207,7 @@ impl Link {
     pub(crate) fn post(&self, batch: Batch, pool: &BufPool) -> Posted {
         match self {
             Self::Direct(link) => Posted::Ready(link.execute(batch, pool)),
-            Self::Tcp(link) => link.post(batch, pool),
+            Self::Far(link) => link.post(batch, pool),
             Self::Sim(link) => Posted::Sim(link.post(batch, pool)),
         }
     }
@@ -207,7 +216,7 @@ impl Link {
     pub(crate) async fn call(&self, target: Target, call: Call) -> CallOutcome {
         match self {
             Self::Direct(link) => link.call(target, call).await,
-            Self::Tcp(link) => link.call(target, call).await,
+            Self::Far(link) => link.call(target, call).await,
             Self::Sim(link) => link.call(target, call).await,
         }
     }
@@ -216,7 +225,7 @@ impl Link {
     pub(crate) async fn reconnect(&self, server: ServerId) -> Result<(), FabricError> {
         match self {
             Self::Direct(link) => link.reconnect(server),
-            Self::Tcp(link) => link.reconnect(server).await,
+            Self::Far(link) => link.reconnect(server).await,
             Self::Sim(link) => link.reconnect(server).await,
         }
     }
@@ -225,7 +234,7 @@ impl Link {
     pub(crate) fn serve(&self) -> Arc<Inbox> {
         match self {
             Self::Direct(link) => link.serve(),
-            Self::Tcp(link) => link.serve(),
+            Self::Far(link) => link.serve(),
             Self::Sim(link) => link.serve(),
         }
     }
@@ -234,7 +243,7 @@ impl Link {
     pub(crate) fn reply(&self, to: CallId, outcome: CallOutcome) {
         match self {
             Self::Direct(link) => link.reply(to, outcome),
-            Self::Tcp(link) => link.reply(to, outcome),
+            Self::Far(link) => link.reply(to, outcome),
             Self::Sim(link) => link.reply(to, outcome),
         }
     }
@@ -244,6 +253,7 @@ impl Link {
 pub(crate) enum Posted {
     Ready(BatchResult),
     Far(tcp::client::Ticket),
+    Queued(verbs::connection::QueueTicket),
     Sim(sim::SimTicket),
     Taken,
 }
@@ -255,6 +265,7 @@ impl Future for Posted {
         // In place: a ticket is polled more often than it is ready, and is not small.
         let result = match &mut *self {
             Self::Far(ticket) => ticket.poll(context),
+            Self::Queued(ticket) => ticket.poll(context),
             Self::Sim(ticket) => ticket.poll(context),
             Self::Ready(_) => match std::mem::replace(&mut *self, Self::Taken) {
                 Self::Ready(result) => return Poll::Ready(result),
@@ -273,7 +284,7 @@ impl fmt::Debug for Posted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Ready(_) => "Posted(ready)",
-            Self::Far(_) | Self::Sim(_) => "Posted(in flight)",
+            Self::Far(_) | Self::Queued(_) | Self::Sim(_) => "Posted(in flight)",
             Self::Taken => "Posted(taken)",
         })
     }

@@ -17,6 +17,7 @@ use farwood_fabric::transport::local::LocalCluster;
 use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
 use farwood_fabric::transport::sim::{FaultPlan, Sim, SimConfig};
 use farwood_fabric::transport::tcp::{TcpCluster, TcpOptions};
+use farwood_fabric::transport::verbs::{VerbsCluster, VerbsOptions};
 use farwood_fabric::{Cluster, Endpoint, Executor, ServerId, Session, SessionOptions};
 use farwood_memory::{MemoryServer, ServerConfig};
 use neighbours::{Neighbours, Over};
@@ -79,6 +80,13 @@ impl Fleet {
             Transport::TcpAt { addresses, token } => {
                 let options = TcpOptions { token: token.clone(), ..TcpOptions::default() };
                 let cluster = TcpCluster::connect(addresses, &options)
+                    .map_err(|error| format!("--transport: {error}"))?;
+                Place::Real(cluster)
+            }
+            Transport::VerbsAt { addresses, token, device } => {
+                let (token, device) = (token.clone(), device.clone());
+                let options = VerbsOptions { token, device, ..VerbsOptions::default() };
+                let cluster = VerbsCluster::connect(addresses, &options)
                     .map_err(|error| format!("--transport: {error}"))?;
                 Place::Real(cluster)
             }

@@ -8,14 +8,14 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 /// The ways to far memory that a user can name.
-const TRANSPORTS: &str = "local, sim, shm and tcp, each also with servers and memory as in local:2x256MiB, shm://PATH[,PATH] and \
-     tcp://HOST:PORT[,HOST:PORT]";
+const TRANSPORTS: &str = "local, sim, shm and tcp, each also with servers and memory as in local:2x256MiB, shm://PATH[,PATH], \
+     tcp://HOST:PORT[,HOST:PORT] and verbs://HOST:PORT[,HOST:PORT]";
 
 /// Where a command finds its memory servers.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct TransportArguments {
     /// Where: local, sim, shm or tcp (with servers of its own, as many as in local:2x256MiB), or servers that run:
-    /// shm://PATH,PATH,... or tcp://HOST:PORT,HOST:PORT,...
+    /// shm://PATH,PATH,..., tcp://HOST:PORT,HOST:PORT,... or, by RDMA, verbs://HOST:PORT,HOST:PORT,...
     #[arg(long, value_name = "URL", default_value = "local")]
     pub(crate) transport: String,
 
@@ -27,6 +27,10 @@ pub(crate) struct TransportArguments {
     /// In a simulated world, compute server i shares the network card of memory server i
     #[arg(long)]
     shared_nics: bool,
+
+    /// The RDMA device by which servers are reached [default: the first that can be used]
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
 
     /// The token of servers that ask for one
     #[arg(long, value_name = "FILE")]
@@ -82,10 +86,20 @@ impl TransportArguments {
         let mut transport: Transport = self.transport.parse()?;
         match (&mut transport, &self.token_file) {
             (_, None) => {}
-            (Transport::ShmAt { token, .. } | Transport::TcpAt { token, .. }, Some(file)) => {
+            (
+                Transport::ShmAt { token, .. }
+                | Transport::TcpAt { token, .. }
+                | Transport::VerbsAt { token, .. },
+                Some(file),
+            ) => {
                 *token = read_token(Some(file))?;
             }
             (_, Some(_)) => return Err("--token-file: only servers that run ask for a token".to_owned()),
+        }
+        match (&mut transport, &self.device) {
+            (_, None) => {}
+            (Transport::VerbsAt { device, .. }, Some(_)) => device.clone_from(&self.device),
+            (_, Some(_)) => return Err("--device: only servers at verbs:// are reached by RDMA".to_owned()),
         }
         match &mut transport {
             Transport::Sim { world, .. } => {
@@ -102,7 +116,13 @@ impl TransportArguments {
 
     #[cfg(test)]
     pub(crate) fn of(transport: &str) -> Self {
-        Self { transport: transport.to_owned(), profile: None, shared_nics: false, token_file: None }
+        Self {
+            transport: transport.to_owned(),
+            profile: None,
+            shared_nics: false,
+            device: None,
+            token_file: None,
+        }
     }
 }
 
@@ -121,6 +141,8 @@ pub(crate) enum Transport {
     Tcp(Option<Shape>),
     /// TCP to servers that run, by host and port.
     TcpAt { addresses: Vec<String>, token: Vec<u8> },
+    /// RDMA to servers that run, by host and (TCP) port.
+    VerbsAt { addresses: Vec<String>, token: Vec<u8>, device: Option<String> },
 }
 
 /// How many servers, and how much memory each has.
@@ -141,7 +163,7 @@ impl Transport {
     pub(crate) fn shape_mut(&mut self) -> Option<&mut Option<Shape>> {
         match self {
             Self::Local(shape) | Self::Sim { shape, .. } | Self::Shm(shape) | Self::Tcp(shape) => Some(shape),
-            Self::ShmAt { .. } | Self::TcpAt { .. } => None,
+            Self::ShmAt { .. } | Self::TcpAt { .. } | Self::VerbsAt { .. } => None,
         }
     }
 }
@@ -157,14 +179,12 @@ impl FromStr for Transport {
             return if is_empty { Err(unknown()) } else { Ok(Self::ShmAt { paths, token: Vec::new() }) };
         }
         if let Some(addresses) = text.strip_prefix("tcp://") {
-            let addresses: Vec<String> = addresses.split(',').map(str::to_owned).collect();
-            let has_port = |address: &String| {
-                address
-                    .rsplit_once(':')
-                    .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
-            };
-            let is_whole = addresses.iter().all(has_port);
-            return if is_whole { Ok(Self::TcpAt { addresses, token: Vec::new() }) } else { Err(unknown()) };
+            let addresses = parse_addresses(addresses).ok_or_else(unknown)?;
+            return Ok(Self::TcpAt { addresses, token: Vec::new() });
+        }
+        if let Some(addresses) = text.strip_prefix("verbs://") {
+            let addresses = parse_addresses(addresses).ok_or_else(unknown)?;
+            return Ok(Self::VerbsAt { addresses, token: Vec::new(), device: None });
         }
         let (name, shape) = match text.split_once(':') {
             Some((name, shape)) => (name, Some(shape)),
@@ -179,6 +199,14 @@ impl FromStr for Transport {
             _ => Err(unknown()),
         }
     }
+}
+
+/// `a:7000,b:7000`.
+fn parse_addresses(text: &str) -> Option<Vec<String>> {
+    let has_port = |address: &str| {
+        address.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+    };
+    text.split(',').map(|address| has_port(address).then(|| address.to_owned())).collect()
 }
 
 /// `2x256MiB`.
@@ -207,7 +235,8 @@ mod tests {
             ("shm:///run/a,/run/b", Transport::ShmAt { paths, token: vec![] }),
             ("tcp", Transport::Tcp(None)),
             ("tcp:2x256MiB", Transport::Tcp(shape)),
-            ("tcp://a:7000,[::1]:7001", Transport::TcpAt { addresses, token: vec![] }),
+            ("tcp://a:7000,[::1]:7001", Transport::TcpAt { addresses: addresses.clone(), token: vec![] }),
+            ("verbs://a:7000,[::1]:7001", Transport::VerbsAt { addresses, token: vec![], device: None }),
         ] {
             assert_eq!(text.parse(), Ok(transport), "{text}");
         }
@@ -223,6 +252,8 @@ mod tests {
             "tcp://a",
             "tcp://a:7000,",
             "tcp://:7000",
+            "verbs",
+            "verbs://a",
             "LOCAL",
             "local:",
             "local:2",
@@ -237,6 +268,15 @@ mod tests {
         }
         let token = TransportArguments { token_file: Some("x".into()), ..TransportArguments::of("local") };
         assert!(token.parse(World::USUAL).is_err());
+        let with = |transport| {
+            let arguments =
+                TransportArguments { device: Some("mlx5_0".to_owned()), ..TransportArguments::of(transport) };
+            arguments.parse(World::USUAL)
+        };
+        assert!(with("tcp://a:7000").is_err());
+        assert!(
+            matches!(with("verbs://a:7000"), Ok(Transport::VerbsAt { device: Some(name), .. }) if name == "mlx5_0")
+        );
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub(crate) mod regions;
 mod workers;
 
 use super::Inbox;
+use super::verbs::loopback::Loopback;
 use crate::addr::{ServerId, SessionId};
 use crate::call::{Call, CallError, CallId, CallOutcome, Target};
 use crate::clock::RealClock;
@@ -27,7 +28,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use workers::{Job, Workers};
 
 /// Who a call came from or goes to: a process behind a socket, by number, or [`HERE`].
@@ -80,12 +81,16 @@ struct Server {
     serving: Serving,
 }
 
+/// A call that has not been answered, and those who asked: one may ask again by another way, and whichever is heard first, none of
+/// them waits in vain.
 #[derive(Debug)]
 struct Waiting {
     target: Target,
-    peer: PeerId,
-    caller: Arc<dyn Caller>,
+    askers: SmallVec<[(PeerId, Arc<dyn Caller>); 1]>,
 }
+
+/// Of those who ask the same again and again, so many are answered.
+const MAX_ASKERS: usize = 16;
 
 /// A memory server in this process.
 pub(crate) struct Host {
@@ -106,6 +111,8 @@ pub(crate) struct Host {
     workers: Mutex<Option<Workers>>,
     /// How many calls have come.
     calls: AtomicU64,
+    /// By which procedures take part in the atomics of an RDMA device.
+    loopback: OnceLock<Arc<Loopback>>,
 }
 
 #[derive(Debug)]
@@ -158,6 +165,7 @@ impl Host {
             waiting: Mutex::default(),
             workers: Mutex::default(),
             calls: AtomicU64::new(0),
+            loopback: OnceLock::new(),
         }))
     }
 
@@ -188,6 +196,16 @@ impl Host {
         };
         let (identity, tables) = (self.identity.clone(), self.logic.status(now));
         ServerStatus { identity, up_ns: now, pages, tables, traffic }
+    }
+
+    /// Atomics belong to an RDMA device from now on. To be said before anybody is let in.
+    pub(crate) fn use_loopback(&self, loopback: Arc<Loopback>) {
+        let _ = self.loopback.set(loopback);
+    }
+
+    /// The way to atomics that belong to an RDMA device.
+    pub(crate) fn loopback(&self) -> Option<&Arc<Loopback>> {
+        self.loopback.get()
     }
 
     // --- connections ---
@@ -254,7 +272,10 @@ impl Host {
             silent.extend(gone.then_some(*session));
             !gone
         });
-        lock(&self.waiting).retain(|_, waiting| waiting.peer != peer);
+        lock(&self.waiting).retain(|_, waiting| {
+            waiting.askers.retain(|(asker, _)| *asker != peer);
+            !waiting.askers.is_empty()
+        });
         self.end_waiting(|_, target| match target {
             Target::Session(session) if silent.contains(&session) => Some(CallError::Unknown),
             _ => None,
@@ -273,7 +294,7 @@ impl Host {
         self.calls.fetch_add(1, Ordering::Relaxed);
         match target {
             Target::Server(server) if server == self.id() => {
-                lock(&self.waiting).insert(id, Waiting { target, peer, caller });
+                self.ask(id, target, peer, caller);
                 let _turn = lock(&self.turn);
                 let actions = self.logic.call(&*self.memory, call, self.clock.now());
                 self.carry_out(actions);
@@ -287,10 +308,19 @@ impl Host {
                 let Some((term, serving)) = server else {
                     return caller.answer(id, Err(CallError::NoSuchSession { session }));
                 };
-                lock(&self.waiting).insert(id, Waiting { target, peer, caller });
+                self.ask(id, target, peer, caller);
                 serving.incoming(session, term, call);
             }
         }
+    }
+
+    fn ask(&self, id: CallId, target: Target, peer: PeerId, caller: Arc<dyn Caller>) {
+        let mut waiting = lock(&self.waiting);
+        let entry = waiting.entry(id).or_insert_with(|| Waiting { target, askers: SmallVec::new() });
+        if entry.askers.len() == MAX_ASKERS {
+            entry.askers.remove(0);
+        }
+        entry.askers.push((peer, caller));
     }
 
     /// The caller does not wait any more.
@@ -355,8 +385,8 @@ impl Host {
     /// A call has been answered.
     pub(crate) fn reply(&self, to: CallId, outcome: CallOutcome) {
         let waiting = lock(&self.waiting).remove(&to);
-        if let Some(waiting) = waiting {
-            waiting.caller.answer(to, outcome);
+        for (_, caller) in waiting.into_iter().flat_map(|waiting| waiting.askers) {
+            caller.answer(to, outcome.clone());
         }
     }
 
@@ -364,7 +394,7 @@ impl Host {
         let mut ended = Vec::new();
         lock(&self.waiting).retain(|id, waiting| match how(*id, waiting.target) {
             Some(error) => {
-                ended.push((*id, Arc::clone(&waiting.caller), error));
+                ended.extend(waiting.askers.drain(..).map(|(_, caller)| (*id, caller, error.clone())));
                 false
             }
             None => true,

@@ -3,7 +3,7 @@
 //! 1. Somebody connects and is greeted. Over a Unix socket, the server takes hold of its process (a pidfd), which it must be able to
 //!    end, and greets it with a nonce; the client answers with the nonce, so it was alive then.
 //! 2. With the right token it becomes a *member*, who gets the descriptor of the memory, or a *caller* (TCP), who does not; or
-//!    its socket is handed to the desk, which carries out verbs. A verbs connection that replaces another is let in when the
+//!    its socket is handed to the desk, which carries out verbs, or it gets queue pairs at the dock. A verbs connection that replaces another is let in when the
 //!    other is fenced.
 //! 3. From then on members ask for gates, and both make calls and serve their sessions' calls, until the socket closes.
 //!
@@ -28,6 +28,7 @@ use crate::transport::tcp::frames::{
     Admission, FEATURES, Introduction, Purpose, Stranger, VERSION, greeting,
 };
 use crate::transport::tcp::server::{Admitted, Asked};
+use crate::transport::verbs::dock::Moored;
 use crate::wire::Malformed;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
@@ -68,6 +69,8 @@ enum Stage {
     Caller,
     /// Its socket is at the desk.
     HandedOver,
+    /// It has queue pairs, for as long as its socket is open.
+    Moored(Arc<Moored>),
 }
 
 impl Stage {
@@ -75,7 +78,7 @@ impl Stage {
     fn stranger_since(&self) -> Option<Nanos> {
         match self {
             Self::Greeted { since, .. } | Self::GreetedFar { since } => Some(*since),
-            Self::Member { .. } | Self::Caller | Self::HandedOver => None,
+            Self::Member { .. } | Self::Caller | Self::HandedOver | Self::Moored(_) => None,
         }
     }
 }
@@ -221,9 +224,10 @@ impl Door {
         for _ in 0..NEWCOMERS_PER_TURN {
             let Some(socket) = next(self) else { return };
             let strangers = self.visitors.iter().filter(|v| v.stage.stranger_since().is_some()).count();
+            let moored = self.visitors.iter().filter(|v| matches!(v.stage, Stage::Moored(_))).count();
             if strangers >= MAX_STRANGERS {
                 self.dismiss_oldest_stranger();
-            } else if self.visitors.len() - strangers >= MAX_CLIENTS {
+            } else if self.visitors.len() - strangers - moored >= MAX_CLIENTS {
                 tracing::warn!("another client was turned away: {MAX_CLIENTS} are connected");
                 continue;
             }
@@ -280,6 +284,9 @@ impl Door {
             Stage::GreetedFar { .. } => self.admit_far(n)?,
             Stage::Member { .. } | Stage::Caller => true,
             Stage::HandedOver => false,
+            // There is nothing more to say here.
+            Stage::Moored(_) if visitor.arrived.is_empty() => false,
+            Stage::Moored(_) => return Err(Goodbye::Gone),
         };
         if is_client {
             while let Some(message) = take_frame(&mut self.visitors[n].arrived)? {
@@ -364,7 +371,11 @@ impl Door {
                     visitor.peer.send_bytes(&frame(&Admission::OtherServer {}));
                     return Err(Goodbye::Gone);
                 }
-                let (Some(desk), Stream::Tcp(socket)) = (&self.shared.desk, &visitor.peer.socket) else {
+                let Stream::Tcp(socket) = &visitor.peer.socket else { return Err(Goodbye::Gone) };
+                let Some(desk) = &self.shared.desk else {
+                    let why = "the memory of this server is reached by RDMA, whose atomics do not mix with the processor's; \
+                               connect with verbs:// instead of tcp://";
+                    visitor.peer.send_bytes(&frame(&Admission::Refused { why: why.into() }));
                     return Err(Goodbye::Gone);
                 };
                 let socket: TcpStream = socket.try_clone()?;
@@ -381,6 +392,32 @@ impl Door {
                 };
                 visitor.peer.send_bytes(&frame(&answer));
                 Err(Goodbye::Gone)
+            }
+            Purpose::Queues { pool, server, incarnation, view, session, term, replaces, port } => {
+                let is_us = (pool, server, incarnation, view)
+                    == (identity.pool, identity.server, identity.incarnation, VIEW);
+                let Stream::Tcp(socket) = &visitor.peer.socket else { return Err(Goodbye::Gone) };
+                let admitted = match &self.shared.dock {
+                    _ if !is_us => Err(Admission::OtherServer {}),
+                    None => Err(Admission::Refused {
+                        why: "it offers no RDMA; start it with --verbs, or connect with tcp://".into(),
+                    }),
+                    Some(dock) => {
+                        let wanted = Asked { session, term, replaces };
+                        dock.admit(wanted, &port, socket.try_clone()?, visitor.peer.id)
+                    }
+                };
+                match admitted {
+                    Ok((moored, answer)) => {
+                        visitor.peer.send_bytes(&frame(&answer));
+                        visitor.stage = Stage::Moored(moored);
+                        Ok(false)
+                    }
+                    Err(answer) => {
+                        visitor.peer.send_bytes(&frame(&answer));
+                        Err(Goodbye::Gone)
+                    }
+                }
             }
         }
     }
@@ -454,6 +491,12 @@ impl Door {
                 self.shared.host.hung_up(id, &held, Some(&holder));
             }
             Stage::Caller => self.shared.host.hung_up(id, &[], None),
+            Stage::Moored(moored) => {
+                if let Some(dock) = &self.shared.dock {
+                    dock.forget(&moored);
+                }
+                self.shared.host.hung_up(id, &[], None);
+            }
             Stage::Greeted { .. } | Stage::GreetedFar { .. } => {}
         }
         hang_up(&visitor.peer.socket);

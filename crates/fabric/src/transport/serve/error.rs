@@ -1,6 +1,7 @@
 //! Why a server process does not start.
 
 use crate::server::StartError;
+use crate::transport::verbs::VerbsError;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -71,6 +72,15 @@ pub enum ServeError {
         /// How many there are.
         available: u64,
     },
+    /// The RDMA device cannot be used.
+    Verbs(VerbsError),
+    /// An RDMA device has no address of its own: clients find it over TCP.
+    VerbsNeedsAddress,
+    /// The device's atomics and the processor's would race on the same words.
+    MixedAtomics {
+        /// The device.
+        device: String,
+    },
     /// The memory cannot be had.
     Memory {
         /// Where.
@@ -140,6 +150,15 @@ impl fmt::Display for ServeError {
                 "the server needs {} MiB of memory and {} MiB are available; ask for less",
                 missing >> 20,
                 available >> 20
+            ),
+            Self::Verbs(error) => error.fmt(f),
+            Self::VerbsNeedsAddress => f.write_str(
+                "clients of an RDMA device introduce themselves over TCP; give an address (--listen), too",
+            ),
+            Self::MixedAtomics { device } => write!(
+                f,
+                "the atomics of RDMA device {device} and of processes that map the memory would not be atomic among each \
+                 other; offer the memory by RDMA (--verbs) or as shared memory (--shm), not both"
             ),
             Self::Memory { place, error } if error.kind() == io::ErrorKind::StorageFull => {
                 write!(f, "not enough room for the memory in {place}; ask for less, or choose another path")

@@ -8,7 +8,7 @@
 //! | `ask` | the question how a server does |
 //! | `error` | why a server does not start |
 //!
-//! Verbs of those who map the memory cost the server nothing; those of TCP clients are carried out by a thread of their own
+//! Verbs of those who map the memory, or reach it by RDMA, cost the server nothing; those of TCP clients are carried out by a thread of their own
 //! (`super::tcp::server`), so that neither a call nor a crowd at the door keeps them waiting.
 
 mod ask;
@@ -25,6 +25,9 @@ pub use error::ServeError;
 use super::host::Host;
 use super::shm::socket;
 use super::tcp::server::Desk;
+use super::verbs;
+use super::verbs::device::Domain;
+use super::verbs::dock::Dock;
 use crate::region::Identity;
 use crate::server::ServerLogic;
 use crate::wake::Wake;
@@ -46,6 +49,8 @@ pub struct ServeOptions {
     pub shm: Option<PathBuf>,
     /// Where other machines find it; port 0 for any that is free.
     pub tcp: Option<SocketAddr>,
+    /// The RDMA device by which other machines reach its memory, when they have found it over TCP.
+    pub verbs: Option<String>,
     /// What clients have to know; empty: nothing.
     pub token: Vec<u8>,
 }
@@ -67,6 +72,8 @@ struct Shared {
     stop: AtomicBool,
     /// Where verbs of TCP clients are carried out.
     desk: Option<Arc<Desk>>,
+    /// Where clients that come by RDMA have their queue pairs.
+    dock: Option<Arc<Dock>>,
 }
 
 /// Where newcomers knock.
@@ -106,12 +113,14 @@ impl MemoryProcess {
         let listeners = Listeners::open(&options)?;
         let path = options.shm.clone();
         let address = listeners.tcp.as_ref().and_then(|listener| listener.local_addr().ok());
-        let (shared, share) =
-            prepare(logic, &options.backing, listeners.tcp.is_some()).inspect_err(|_| {
-                // It was made just now, and if it cannot be removed, it is stale: the next server replaces it.
-                let _ = path.as_ref().map(std::fs::remove_file);
-            })?;
+        let (shared, share) = prepare(logic, &options).inspect_err(|_| {
+            // It was made just now, and if it cannot be removed, it is stale: the next server replaces it.
+            let _ = path.as_ref().map(std::fs::remove_file);
+        })?;
         let mut threads = Vec::new();
+        if let Some(dock) = shared.dock.clone() {
+            threads.push(std::thread::spawn(move || dock.run()));
+        }
         if let Some(desk) = shared.desk.clone() {
             threads.push(std::thread::spawn(move || desk.run()));
         }
@@ -130,23 +139,43 @@ impl MemoryProcess {
         self.path.as_deref()
     }
 
+    /// Whether its memory is reached by RDMA, and whether locks are in the device's own memory.
+    pub fn verbs(&self) -> Option<bool> {
+        self.shared.dock.as_ref().map(|dock| dock.has_device_memory())
+    }
+
     /// Where it listens for other machines, if it does.
     pub fn address(&self) -> Option<SocketAddr> {
         self.address
     }
 }
 
-fn prepare(
-    logic: Arc<dyn ServerLogic>,
-    backing: &Backing,
-    tcp: bool,
-) -> Result<(Arc<Shared>, Share), ServeError> {
-    let (regions, gates, share) = backing::open(backing, &logic.regions())?;
+/// Opens the RDMA device, if there is to be one, and says whether processors may use atomics beside it.
+fn open_device(options: &ServeOptions) -> Result<(Option<Arc<Domain>>, bool), ServeError> {
+    let Some(device) = &options.verbs else { return Ok((None, true)) };
+    if options.tcp.is_none() {
+        return Err(ServeError::VerbsNeedsAddress);
+    }
+    let domain = Domain::open(Some(device)).map_err(ServeError::Verbs)?;
+    let may_mix = domain.atomics_are_global();
+    if options.shm.is_some() && !may_mix {
+        return Err(ServeError::MixedAtomics { device: device.clone() });
+    }
+    Ok((Some(domain), may_mix))
+}
+
+fn prepare(logic: Arc<dyn ServerLogic>, options: &ServeOptions) -> Result<(Arc<Shared>, Share), ServeError> {
+    let (device, may_mix) = open_device(options)?;
+    let (regions, gates, share) = backing::open(&options.backing, &logic.regions())?;
     let host = Host::start(logic, regions, gates).map_err(ServeError::Start)?;
     let wake = Arc::new(Wake::new().map_err(ServeError::memory("an eventfd"))?);
-    let desk = tcp.then(|| Desk::new(&host).map(Arc::new)).transpose();
+    // Locks on the device are seen by nobody else, and do not outlive the server.
+    let may_move_locks = !may_mix && matches!(options.backing, Backing::Memfd);
+    let dock = device.map(|device| verbs::offer(&host, device, may_move_locks).map(Arc::new)).transpose();
+    let dock = dock.map_err(ServeError::Verbs)?;
+    let desk = (options.tcp.is_some() && may_mix).then(|| Desk::new(&host).map(Arc::new)).transpose();
     let desk = desk.map_err(ServeError::memory("an epoll instance"))?;
-    Ok((Arc::new(Shared { host, wake, stop: AtomicBool::new(false), desk }), share))
+    Ok((Arc::new(Shared { host, wake, stop: AtomicBool::new(false), desk, dock }), share))
 }
 
 impl Drop for MemoryProcess {
@@ -155,6 +184,9 @@ impl Drop for MemoryProcess {
         self.shared.wake.wake();
         if let Some(desk) = &self.shared.desk {
             desk.stop();
+        }
+        if let Some(dock) = &self.shared.dock {
+            dock.stop();
         }
         // New clients find no socket; those that are there are told when theirs closes.
         let _ = self.path.as_ref().map(std::fs::remove_file);

@@ -1,6 +1,7 @@
-//! An endpoint's connections, one to each server, and the pool as a client process knows it.
+//! An endpoint's connections, one to each server, and the pool as a client process knows it: by TCP, or by RDMA to servers that
+//! were found over TCP.
 
-use super::connection::{Connection, Credit, Ends, FarTicket, not_executed};
+use super::connection::{Connection, Credit, Ends, FarTicket};
 use super::frames::Admission;
 use super::station::{Station, aside};
 use super::verbs::MAX_VERBS;
@@ -11,8 +12,12 @@ use crate::caps::Capabilities;
 use crate::error::FabricError;
 use crate::exec::Executor;
 use crate::region::{Permissions, RegionTable};
+use crate::transport::verbs::connection::Offer;
+use crate::transport::verbs::device::Domain;
+use crate::transport::verbs::queue::PortAddress;
+use crate::transport::verbs::{self, VerbsError};
 use crate::transport::{Inbox, Posted, View};
-use crate::verb::Batch;
+use crate::verb::{Batch, BatchFailure};
 use std::cell::{Cell, RefCell};
 use std::net::TcpStream;
 use std::rc::Rc;
@@ -25,15 +30,18 @@ pub(crate) struct FarCluster {
     /// By number.
     stations: Vec<Arc<Station>>,
     capabilities: Capabilities,
+    /// The RDMA device, if verbs go by it.
+    device: Option<Arc<Domain>>,
 }
 
 impl FarCluster {
     /// The pool of these servers; the view has been made from their identities.
-    pub(crate) fn new(view: View, mut stations: Vec<Arc<Station>>) -> Self {
+    pub(crate) fn new(view: View, mut stations: Vec<Arc<Station>>, device: Option<Arc<Domain>>) -> Self {
         stations.sort_by_key(|station| station.id());
         let locks = |station: &Arc<Station>| station.table().get(RegionId::LOCK).map_or(0, |spec| spec.bytes);
         let capabilities = Capabilities {
-            masked_cas: true,
+            // Not one of the verbs that all devices have.
+            masked_cas: device.is_none(),
             lock_memory_bytes: stations.iter().map(locks).min().unwrap_or(0),
             line_atomic: false,
             ordered_lines_bytes: 0,
@@ -41,7 +49,7 @@ impl FarCluster {
             max_batch: MAX_VERBS,
             session_calls: true,
         };
-        Self { view, stations, capabilities }
+        Self { view, stations, capabilities, device }
     }
 
     pub(crate) fn view(&self) -> &View {
@@ -63,9 +71,10 @@ impl FarCluster {
             } else if !verbs {
                 (Err(FabricError::Disconnected { server }), Permissions::ALL)
             } else {
-                match station.connect(session, term, 0) {
+                let dial = Dial::new(station.id(), self.device.as_ref(), &executor)?;
+                match station.connect(session, term, 0, dial.address()) {
                     Ok(connected) => {
-                        let (connection, permissions) = open(connected, station, session, &executor)?;
+                        let (connection, permissions) = dial.open(connected, station, session, &executor)?;
                         (Ok(connection), permissions)
                     }
                     Err(error @ (FabricError::TooManyEndpoints { .. } | FabricError::Unreachable { .. })) => {
@@ -75,29 +84,89 @@ impl FarCluster {
                 }
             };
             let table = station.table().restricted_to(permissions);
-            let last = Cell::new(way.as_ref().map_or(0, |connection| connection.id()));
+            let last = Cell::new(way.as_ref().map_or(0, Carrier::id));
             routes.push(Route { station: Arc::clone(station), table, way: RefCell::new(way), last });
         }
-        let (capabilities, routes) = (self.capabilities, routes.into());
-        Ok(FarLink { session, term, verbs, capabilities, executor, routes })
+        let (capabilities, routes, device) = (self.capabilities, routes.into(), self.device.clone());
+        Ok(FarLink { session, term, verbs, capabilities, device, executor, routes })
     }
 }
 
-fn open(
-    (socket, admission): (TcpStream, Admission),
-    station: &Station,
-    session: SessionId,
-    executor: &Executor,
-) -> Result<(Rc<Connection>, Permissions), FabricError> {
-    let server = station.id();
-    let Admission::Verbs { connection: id, permissions, batches, bytes } = admission else {
-        return Err(FabricError::Disconnected { server });
-    };
-    let credit = Credit { batches: batches.max(1) as usize, bytes: bytes.max(1) as usize };
-    let ends = Ends { id, server, session };
-    let connection = Connection::new(ends, socket, credit, station.patience_ns(), executor);
-    let connection = connection.map_err(|_| FabricError::Disconnected { server })?;
-    Ok((connection, permissions))
+/// A connection that is about to be made: over the socket, or over queue pairs that wait for their other ends.
+struct Dial(Option<Offer>);
+
+impl Dial {
+    fn new(server: ServerId, device: Option<&Arc<Domain>>, executor: &Executor) -> Result<Self, FabricError> {
+        let offer = device.map(|device| Offer::new(device, executor.random())).transpose();
+        offer.map(Self).map_err(|error| failed(server, &error))
+    }
+
+    fn address(&self) -> Option<PortAddress> {
+        self.0.as_ref().map(Offer::address)
+    }
+
+    /// Makes the connection that the server has admitted.
+    fn open(
+        self,
+        (socket, admission): (TcpStream, Admission),
+        station: &Station,
+        session: SessionId,
+        executor: &Executor,
+    ) -> Result<(Carrier, Permissions), FabricError> {
+        let (server, patience) = (station.id(), station.patience_ns());
+        match (self.0, admission) {
+            (None, Admission::Verbs { connection: id, permissions, batches, bytes }) => {
+                let credit = Credit { batches: batches.max(1) as usize, bytes: bytes.max(1) as usize };
+                let ends = Ends { id, server, session };
+                let connection = Connection::new(ends, socket, credit, patience, executor);
+                let connection = connection.map_err(|_| FabricError::Disconnected { server })?;
+                Ok((Carrier::Socket(connection), permissions))
+            }
+            (Some(offer), Admission::Queues { connection: id, permissions, port, regions }) => {
+                let ends = verbs::connection::Ends { id, server, session, port, regions, patience };
+                let connection = verbs::connection::Connection::new(offer, ends, socket, executor);
+                let connection = connection.map_err(|error| failed(server, &error))?;
+                Ok((Carrier::Queues(connection), permissions))
+            }
+            _ => Err(FabricError::Disconnected { server }),
+        }
+    }
+}
+
+fn failed(server: ServerId, error: &VerbsError) -> FabricError {
+    tracing::error!(%server, "{error}");
+    FabricError::Unreachable { why: format!("cannot reach server {server} by RDMA: {error}") }
+}
+
+/// What carries an endpoint's verbs to a server.
+#[derive(Clone, Debug)]
+enum Carrier {
+    Socket(Rc<Connection>),
+    Queues(Rc<verbs::connection::Connection>),
+}
+
+impl Carrier {
+    /// The connection's number at the server.
+    fn id(&self) -> u64 {
+        match self {
+            Self::Socket(connection) => connection.id(),
+            Self::Queues(connection) => connection.id(),
+        }
+    }
+
+    fn post(&self, batch: Batch, pool: &BufPool) -> Result<Posted, Box<BatchFailure>> {
+        match self {
+            Self::Socket(connection) => connection.post(batch, pool).map(Posted::Far),
+            Self::Queues(connection) => connection.post(batch, pool).map(Posted::Queued),
+        }
+    }
+
+    fn break_off(&self, server: ServerId) {
+        match self {
+            Self::Socket(connection) => connection.break_off(),
+            Self::Queues(connection) => connection.break_off(FabricError::Disconnected { server }),
+        }
+    }
 }
 
 /// One endpoint's way to one server.
@@ -106,7 +175,7 @@ struct Route {
     station: Arc<Station>,
     table: RegionTable,
     /// The connection, or why there is none.
-    way: RefCell<Result<Rc<Connection>, FabricError>>,
+    way: RefCell<Result<Carrier, FabricError>>,
     /// The last connection's number at the server: the next one has to fence it, however often that is tried.
     last: Cell<u64>,
 }
@@ -118,6 +187,7 @@ pub(crate) struct FarLink {
     term: u64,
     verbs: bool,
     capabilities: Capabilities,
+    device: Option<Arc<Domain>>,
     executor: Executor,
     routes: Box<[Route]>,
 }
@@ -143,20 +213,22 @@ impl FarLink {
         Ok(())
     }
 
+    /// Buffers for its verbs.
+    pub(crate) fn pool(&self) -> BufPool {
+        self.device.as_ref().map_or_else(BufPool::default, verbs::pool)
+    }
+
     /// Posts a checked batch.
     pub(crate) fn post(&self, batch: Batch, pool: &BufPool) -> Posted {
         let verbs = batch.len();
         let posted = match self.route(batch.server()) {
             Ok(route) => match &*route.way.borrow() {
                 Ok(connection) => connection.post(batch, pool),
-                Err(error) => Err(not_executed(error.clone(), verbs)),
+                Err(error) => Err(BatchFailure::not_executed(error.clone(), verbs)),
             },
-            Err(error) => Err(not_executed(error, verbs)),
+            Err(error) => Err(BatchFailure::not_executed(error, verbs)),
         };
-        match posted {
-            Ok(ticket) => Posted::Far(ticket),
-            Err(failure) => Posted::Ready(Err(failure)),
-        }
+        posted.unwrap_or_else(|failure| Posted::Ready(Err(failure)))
     }
 
     pub(crate) async fn call(&self, target: Target, call: Call) -> CallOutcome {
@@ -166,6 +238,17 @@ impl FarLink {
             Target::Session(_) => ServerId::COORDINATOR,
         };
         let route = self.route(through).map_err(|error| CallError::Failed(error.to_string()))?;
+        let queues = match &*route.way.borrow() {
+            Ok(Carrier::Queues(connection)) => Some(Rc::clone(connection)),
+            _ => None,
+        };
+        let call = match queues {
+            Some(queues) => match queues.call(target, call).await {
+                Ok(outcome) => return outcome,
+                Err(call) => call,
+            },
+            None => call,
+        };
         if route.station.line().is_lost() {
             let station = Arc::clone(&route.station);
             if aside(move || station.reopen_line()).await.is_err() {
@@ -182,7 +265,7 @@ impl FarLink {
         let before =
             std::mem::replace(&mut *route.way.borrow_mut(), Err(FabricError::Disconnected { server }));
         match &before {
-            Ok(connection) => connection.break_off(),
+            Ok(connection) => connection.break_off(server),
             Err(FabricError::Fenced { session }) => {
                 // It stays so.
                 let session = *session;
@@ -194,18 +277,26 @@ impl FarLink {
         let replaces = route.last.get();
         let (station, session, term, verbs) =
             (Arc::clone(&route.station), self.session, self.term, self.verbs);
+        let dial = match Dial::new(server, self.device.as_ref().filter(|_| verbs), &self.executor) {
+            Ok(dial) => dial,
+            Err(error) => {
+                *route.way.borrow_mut() = Err(FabricError::Disconnected { server });
+                return Err(error);
+            }
+        };
+        let address = dial.address();
         let connected = aside(move || {
             station.reopen_line()?;
             if session.is_none() || !verbs {
                 Ok(None)
             } else {
-                station.connect(session, term, replaces).map(Some)
+                station.connect(session, term, replaces, address).map(Some)
             }
         })
         .await;
         let opened = connected.and_then(|connected| match connected {
             Some(connected) => {
-                open(connected, &route.station, session, &self.executor).map(|(opened, _)| opened)
+                dial.open(connected, &route.station, session, &self.executor).map(|(opened, _)| opened)
             }
             None => Err(FabricError::Disconnected { server }),
         });

@@ -128,7 +128,7 @@ impl Connection {
         let mut state = self.state.borrow_mut();
         if state.broken {
             let error = FabricError::Disconnected { server: self.ends.server };
-            return Err(not_executed(error, batch.len()));
+            return Err(BatchFailure::not_executed(error, batch.len()));
         }
         let sending = Sending::new(batch.verbs);
         let slot = Slot {
@@ -223,7 +223,8 @@ impl State {
         self.awaited.clear();
         self.unanswered_bytes = 0;
         for (key, verbs) in unsent {
-            self.slots[key].result = Some(Err(not_executed(FabricError::Disconnected { server }, verbs)));
+            self.slots[key].result =
+                Some(Err(BatchFailure::not_executed(FabricError::Disconnected { server }, verbs)));
         }
         let mut wakers = Vec::new();
         self.slots.retain(|_, slot| {
@@ -271,13 +272,6 @@ impl Slot {
             self.failure = Some(Box::new(BatchFailure { error, at: piece.first, outcomes }));
         }
     }
-}
-
-/// A batch that nothing was done about.
-#[expect(clippy::unnecessary_box_returns, reason = "it is only ever used boxed, in a `BatchResult`")]
-pub(crate) fn not_executed(error: FabricError, verbs: usize) -> Box<BatchFailure> {
-    let outcomes = (0..verbs).map(|_| VerbOutcome::NotExecuted).collect();
-    Box::new(BatchFailure { error, at: 0, outcomes })
 }
 
 /// Why a connection is of no more use.

@@ -10,6 +10,8 @@
 
 use crate::addr::{ServerId, SessionId};
 use crate::region::{Identity, Permissions, PoolId};
+use crate::transport::verbs::dock::RegionKey;
+use crate::transport::verbs::queue::PortAddress;
 use crate::wire::{Wire, decode, wire_enum, wire_struct};
 
 /// The version of the protocol.
@@ -85,6 +87,17 @@ wire_enum! {
             /// The connection that this one comes instead of, which is fenced first; 0: none.
             replaces: u64,
         },
+        /// The same, by RDMA: these are the endpoint's ends of queue pairs.
+        Queues = 3 {
+            pool: PoolId,
+            server: ServerId,
+            incarnation: u32,
+            view: u64,
+            session: SessionId,
+            term: u64,
+            replaces: u64,
+            port: PortAddress,
+        },
     }
 }
 
@@ -104,6 +117,8 @@ wire_enum! {
         NoRoom = 5 {},
         /// I am not who you want: another server, another pool, or the memory that you knew is gone.
         OtherServer = 6 {},
+        /// Your queue pairs are connected to these, through which the regions are reached at these places.
+        Queues = 7 { connection: u64, permissions: Permissions, port: PortAddress, regions: Vec<RegionKey> },
     }
 }
 

@@ -76,7 +76,7 @@ impl TcpCluster {
         let open = |address: &String| station::Station::open(address, options);
         let stations: Vec<Arc<station::Station>> = addresses.iter().map(open).collect::<Result<_, _>>()?;
         let view = View::new(stations.iter().map(|station| station.identity().clone()).collect())?;
-        Ok(Cluster { way: Way::Tcp(Arc::new(client::FarCluster::new(view, stations))) })
+        Ok(Cluster { way: Way::Far(Arc::new(client::FarCluster::new(view, stations, None))) })
     }
 }
 

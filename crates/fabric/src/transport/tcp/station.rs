@@ -16,6 +16,7 @@ use crate::region::{Identity, RegionTable};
 use crate::transport::line::frames::{FromClient, FromServer};
 use crate::transport::line::{Inboxes, Line};
 use crate::transport::stream::Stream;
+use crate::transport::verbs::queue::PortAddress;
 use crate::wire::decode;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -113,12 +114,14 @@ impl Station {
         Ok(())
     }
 
-    /// A verbs connection. Blocks, within the client's patience.
+    /// A verbs connection, over the socket or over the queue pairs of which these are our ends. Blocks, within the client's
+    /// patience.
     pub(crate) fn connect(
         &self,
         session: crate::addr::SessionId,
         term: u64,
         replaces: u64,
+        queues: Option<PortAddress>,
     ) -> Result<(TcpStream, Admission), FabricError> {
         let server = self.id();
         if self.is_lost() {
@@ -126,7 +129,10 @@ impl Station {
         }
         let Identity { pool, incarnation, .. } = self.identity;
         let view = crate::transport::VIEW;
-        let purpose = Purpose::Verbs { pool, server, incarnation, view, session, term, replaces };
+        let purpose = match queues {
+            None => Purpose::Verbs { pool, server, incarnation, view, session, term, replaces },
+            Some(port) => Purpose::Queues { pool, server, incarnation, view, session, term, replaces, port },
+        };
         let (socket, admission) = match shake_hands(&self.address, &self.options, purpose) {
             Ok(connected) => connected,
             Err(error) => {
@@ -135,7 +141,7 @@ impl Station {
             }
         };
         match admission {
-            Admission::Verbs { .. } => Ok((socket, admission)),
+            Admission::Verbs { .. } | Admission::Queues { .. } => Ok((socket, admission)),
             Admission::NotAdmitted {} => Err(FabricError::Fenced { session }),
             Admission::NoRoom {} => Err(FabricError::TooManyEndpoints { server }),
             Admission::OtherServer {} => Err(self.gone()),

@@ -1,0 +1,578 @@
+//! One endpoint's queue pairs to one server, on the client's side.
+//!
+//! Two lanes, each a queue pair: short batches, and bulk ones, which would keep the short ones waiting. The first lane also
+//! carries short calls. Completions arrive in one queue, which the executor polls when no task is ready; when that has
+//! brought nothing for a while, it waits for the queue's descriptor.
+//!
+//! The TCP connection over which the queue pairs were agreed upon stays open: it is how either end learns that the other is gone,
+//! or that the session was fenced, long before the device gives up.
+//!
+//! Invariant: a connection that has broken stays so, has no queue pairs and has nothing in flight.
+
+use super::device::Domain;
+use super::dock::RegionKey;
+use super::error::VerbsError;
+use super::mailbox::{IS_MESSAGE, Mailbox, SLOT_BYTES, SLOTS};
+use super::notes::{Asked, Note};
+use super::plan::{Brings, Plan, output};
+use super::queue::{Completion, CompletionQueue, Depth, PortAddress, QueuePair};
+use super::sender::{Done, FarRegion, FarRegions, Sender};
+use crate::addr::{ServerId, SessionId};
+use crate::buf::BufPool;
+use crate::call::{Call, CallError, CallId, CallOutcome, Target};
+use crate::clock::{MICROSECOND, Nanos};
+use crate::error::FabricError;
+use crate::exec::{Executor, Source, Spin};
+use crate::region::Permissions;
+use crate::transport::ReplySlot;
+use crate::transport::tcp::server::is_passing;
+use crate::verb::{Batch, BatchFailure, BatchResult, Completed, VerbOutcome};
+use crate::wire;
+use rustc_hash::FxHashMap;
+use rustix::event::{PollFd, PollFlags, epoll};
+use slab::Slab;
+use smallvec::SmallVec;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::io::{self, Read};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+/// Batches of more bytes go on the second lane.
+const BULK_BYTES: usize = 16 << 10;
+/// Requests that a lane has under way.
+const ROOM: u32 = 512;
+/// WRITEs up to so many bytes are handed to the device with the request, if it takes that many.
+const INLINE_BYTES: u32 = 256;
+/// A device needs no core of ours, except one in software; and waking up costs more than any device takes.
+const SPIN: Spin = Spin { ns: 200 * MICROSECOND, alone_ns: 20 * MICROSECOND };
+/// Lanes, by number.
+const SHORT: usize = 0;
+const BULK: usize = 1;
+/// How many queue pairs a connection has.
+pub(super) const LANES: usize = 2;
+/// How often a connection that goes away looks whether the rest of its batches has completed.
+const LAST_LOOKS: u32 = 20_000;
+/// What a server says before it closes a fenced connection.
+pub(super) const FENCED: u8 = 1;
+
+/// Queue pairs that are not connected yet.
+#[derive(Debug)]
+pub(crate) struct Offer {
+    domain: Arc<Domain>,
+    completions: Arc<CompletionQueue>,
+    mailbox: Arc<Mailbox>,
+    lanes: [QueuePair; LANES],
+}
+
+impl Offer {
+    pub(crate) fn new(domain: &Arc<Domain>, random: u64) -> Result<Self, VerbsError> {
+        let lanes = u32::try_from(LANES).unwrap_or(2);
+        let completions = CompletionQueue::new(domain.context(), lanes * ROOM + 4 * message_count())?;
+        let mailbox = Mailbox::new(domain)?;
+        let max = u32::try_from(domain.context().attr().max_qp_wr).unwrap_or(ROOM);
+        let depth = |messages: u32| Depth {
+            sends: (ROOM + messages).min(max),
+            receives: messages.max(1),
+            inline_bytes: INLINE_BYTES,
+        };
+        let psn = u32::try_from(random & 0xff_ffff).unwrap_or(0);
+        let short =
+            QueuePair::new(domain, &completions, depth(message_count()), psn, Some(Arc::clone(&mailbox)))?;
+        let bulk = QueuePair::new(domain, &completions, depth(0), psn ^ 0x55_5555, None)?;
+        Ok(Self { domain: Arc::clone(domain), completions, mailbox, lanes: [short, bulk] })
+    }
+
+    /// What the server has to know of it.
+    pub(crate) fn address(&self) -> PortAddress {
+        PortAddress::of(&self.domain, self.lanes.iter())
+    }
+}
+
+fn message_count() -> u32 {
+    u32::try_from(SLOTS).unwrap_or(8)
+}
+
+/// Who is connected to whom, and what the server said.
+#[derive(Debug)]
+pub(crate) struct Ends {
+    /// The connection's number at the server.
+    pub(crate) id: u64,
+    pub(crate) server: ServerId,
+    pub(crate) session: SessionId,
+    pub(crate) port: PortAddress,
+    pub(crate) regions: Vec<RegionKey>,
+    pub(crate) patience: Nanos,
+}
+
+/// One connection.
+pub(crate) struct Connection {
+    id: u64,
+    server: ServerId,
+    session: SessionId,
+    patience: Nanos,
+    max_bytes: usize,
+    executor: Executor,
+    completions: Arc<CompletionQueue>,
+    mailbox: Arc<Mailbox>,
+    state: RefCell<State>,
+    /// The executor waits for the descriptor, which it may have made ready.
+    is_armed: Cell<bool>,
+    /// Completions were found when it was about to wait.
+    has_news: Cell<bool>,
+    socket: TcpStream,
+    /// Ready when the completion queue or the socket is.
+    bell: OwnedFd,
+}
+
+struct State {
+    lanes: [Sender; LANES],
+    slots: Slab<Slot>,
+    /// Why it is of no more use, if it is not.
+    ended: Option<FabricError>,
+    /// Calls without an answer, with the time at which they were sent.
+    calls: FxHashMap<CallId, (Arc<ReplySlot>, Nanos)>,
+    /// Calls whose answer is too long for a message.
+    too_long: Vec<CallId>,
+    /// How many calls may be sent.
+    credit: usize,
+}
+
+/// A batch under way.
+struct Slot {
+    brings: SmallVec<[Brings; 2]>,
+    result: Option<BatchResult>,
+    waker: Option<Waker>,
+    /// Nobody wants the result.
+    detached: bool,
+}
+
+impl Connection {
+    /// Connects queue pairs to those of the server, which has admitted them.
+    pub(crate) fn new(
+        offer: Offer,
+        ends: Ends,
+        socket: TcpStream,
+        executor: &Executor,
+    ) -> Result<Rc<Self>, VerbsError> {
+        let failed = |error| VerbsError::Failed { what: "be used over this connection", error };
+        socket.set_nonblocking(true).map_err(failed)?;
+        let Offer { domain, completions, mailbox, lanes } = offer;
+        let bell = bell(&completions, &socket).map_err(failed)?;
+        for slot in 0..SLOTS {
+            if !lanes[SHORT].receive(slot) {
+                return Err(VerbsError::last("receive"));
+            }
+        }
+        let max_bytes = domain.port().max_message_bytes.min(ends.port.max_message_bytes);
+        for (lane, other) in lanes.iter().zip(&ends.port.queues) {
+            lane.connect(&ends.port, *other, Permissions::NONE)?;
+        }
+        let max = u32::try_from(domain.context().attr().max_qp_wr).unwrap_or(ROOM);
+        let room = ROOM.min(max.saturating_sub(message_count())).max(1);
+        let regions = far_regions(&ends.regions);
+        let state = State {
+            lanes: lanes.map(|queue| Sender::new(&domain, queue, room, regions)),
+            slots: Slab::new(),
+            ended: None,
+            calls: FxHashMap::default(),
+            too_long: Vec::new(),
+            credit: SLOTS,
+        };
+        let connection = Rc::new(Self {
+            id: ends.id,
+            server: ends.server,
+            session: ends.session,
+            patience: ends.patience,
+            max_bytes: max_bytes as usize,
+            executor: executor.clone(),
+            completions,
+            mailbox,
+            state: RefCell::new(state),
+            is_armed: Cell::new(false),
+            has_news: Cell::new(false),
+            socket,
+            bell,
+        });
+        let source: Rc<dyn Source> = Rc::clone(&connection) as _;
+        executor.register(&source).map_err(failed)?;
+        Ok(connection)
+    }
+
+    /// Its number at the server.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Posts a checked batch.
+    pub(crate) fn post(
+        self: &Rc<Self>,
+        batch: Batch,
+        pool: &BufPool,
+    ) -> Result<QueueTicket, Box<BatchFailure>> {
+        let verbs = batch.len();
+        let mut state = self.state.borrow_mut();
+        if let Some(error) = &state.ended {
+            return Err(BatchFailure::not_executed(error.clone(), verbs));
+        }
+        let plan = Plan::new(batch, pool, self.max_bytes);
+        let lane = if plan.bytes > BULK_BYTES { BULK } else { SHORT };
+        let slot = Slot { brings: plan.brings.clone(), result: None, waker: None, detached: false };
+        let key = state.slots.insert(slot);
+        let posted = state.lanes[lane].post(plan, key, self.executor.now());
+        drop(state);
+        match posted {
+            Ok(true) => {}
+            Ok(false) => self.fail("a device does not take requests"),
+            Err(error) => {
+                self.state.borrow_mut().slots.remove(key);
+                return Err(BatchFailure::not_executed(error, verbs));
+            }
+        }
+        Ok(QueueTicket { connection: Rc::clone(self), key })
+    }
+
+    /// Sends a call, if it is short and there is room for one; otherwise it is handed back.
+    pub(crate) async fn call(&self, target: Target, call: Call) -> Result<CallOutcome, Call> {
+        let message = wire::encode(&Asked { target, call: call.clone() });
+        let slot = Arc::new(ReplySlot::default());
+        {
+            let mut state = self.state.borrow_mut();
+            if state.ended.is_some() || state.credit == 0 || message.len() > SLOT_BYTES {
+                return Err(call);
+            }
+            state.credit -= 1;
+            state.calls.insert(call.id, (Arc::clone(&slot), self.executor.now()));
+            if !self.mailbox.send(state.lanes[SHORT].queue(), message) {
+                state.calls.remove(&call.id);
+                return Err(call);
+            }
+        }
+        let _waiting = Waiting { connection: self, id: call.id };
+        let outcome = slot.wait().await;
+        let too_long = &mut self.state.borrow_mut().too_long;
+        match too_long.iter().position(|id| *id == call.id) {
+            // The line brings the answer, since the same call is not run again.
+            Some(n) => {
+                too_long.swap_remove(n);
+                Err(call)
+            }
+            None => Ok(outcome),
+        }
+    }
+
+    /// Nothing more is sent or taken in: what is under way is unknown.
+    pub(crate) fn break_off(&self, error: FabricError) {
+        let (wakers, calls) = self.state.borrow_mut().break_off(self.server, error);
+        let _ = self.socket.shutdown(Shutdown::Both);
+        // Outside the borrow, since tasks may be polled anywhere.
+        wakers.into_iter().for_each(Waker::wake);
+        calls.into_iter().for_each(|slot| slot.set(Err(CallError::Unknown)));
+    }
+
+    /// Looks whether the server is gone, or has fenced the session; whether that is so.
+    fn look_at_socket(&self) -> bool {
+        let mut said = [0; 1];
+        let error = match (&mut &self.socket).read(&mut said) {
+            Ok(1) if said[0] == FENCED => FabricError::Fenced { session: self.session },
+            Err(error) if is_passing(&error) => return false,
+            Ok(_) | Err(_) => FabricError::Disconnected { server: self.server },
+        };
+        let is_news = self.state.borrow().ended.is_none();
+        self.break_off(error);
+        is_news
+    }
+
+    fn fail(&self, why: &str) {
+        let (server, id) = (self.server, self.id);
+        tracing::warn!(%server, id, "a connection to a memory server failed: {why}");
+        self.break_off(FabricError::Disconnected { server });
+    }
+
+    /// Takes in what has completed; whether there was anything.
+    fn take_in(&self) -> bool {
+        let mut found: SmallVec<[Completion; 16]> = SmallVec::new();
+        let polled = self.completions.poll(|completion| found.push(completion));
+        if self.state.borrow().ended.is_some() {
+            return false;
+        }
+        if polled.is_err() {
+            self.fail("its completions cannot be read");
+            return true;
+        }
+        for completion in &found {
+            if let Err(why) = self.heed(completion) {
+                self.fail(&why);
+                break;
+            }
+        }
+        !found.is_empty()
+    }
+
+    fn heed(&self, completion: &Completion) -> Result<(), String> {
+        let mut state = self.state.borrow_mut();
+        if !completion.is_success() {
+            return Err(describe(completion.status));
+        }
+        if completion.is_receive {
+            drop(state);
+            return self.hear(completion);
+        }
+        if completion.id & IS_MESSAGE != 0 {
+            let is_fine = self.mailbox.sent(state.lanes[SHORT].queue(), completion.id);
+            return if is_fine { Ok(()) } else { Err("a device does not send".to_owned()) };
+        }
+        let lane = state.lanes.iter_mut().find(|lane| lane.queue().end_point().number == completion.queue);
+        let done = lane.and_then(|lane| lane.completed(completion.id));
+        let done = done.ok_or("a device does not take requests")?;
+        for Done { tag, memory } in done {
+            let Some(slot) = state.slots.get_mut(tag) else { continue };
+            let outputs =
+                slot.brings.iter().zip(memory).map(|(brings, memory)| output(*brings, memory)).collect();
+            slot.result = Some(Ok(Completed { outputs }));
+            if let Some(waker) = slot.waker.take() {
+                waker.wake();
+            }
+            if slot.detached {
+                state.slots.remove(tag);
+            }
+        }
+        Ok(())
+    }
+
+    /// A message has come: the answer to a call.
+    fn hear(&self, completion: &Completion) -> Result<(), String> {
+        let slot = usize::try_from(completion.id).unwrap_or(usize::MAX);
+        if slot >= SLOTS {
+            return Err("a message arrived nowhere".to_owned());
+        }
+        let message = self.mailbox.take(slot, completion.bytes);
+        let mut state = self.state.borrow_mut();
+        if !state.lanes[SHORT].queue().receive(slot) {
+            return Err("a device does not receive".to_owned());
+        }
+        state.credit = (state.credit + 1).min(SLOTS);
+        let note =
+            wire::decode(&message).map_err(|_| "the answers of the server make no sense".to_owned())?;
+        let (to, outcome) = match note {
+            Note::Answered { to, outcome } => (to, outcome),
+            Note::TooLong { to } => {
+                // Only if somebody still waits, who takes it out again.
+                if state.calls.contains_key(&to) {
+                    state.too_long.push(to);
+                }
+                (to, Err(CallError::Unknown))
+            }
+        };
+        let waiting = state.calls.remove(&to);
+        drop(state);
+        if let Some((waiting, _)) = waiting {
+            waiting.set(outcome);
+        }
+        Ok(())
+    }
+}
+
+/// The server's regions by number, as it named them.
+fn far_regions(keys: &[RegionKey]) -> FarRegions {
+    let mut regions = FarRegions::default();
+    for RegionKey { region, base, key } in keys {
+        regions[usize::from(region.get())] = FarRegion { base: *base, key: *key };
+    }
+    regions
+}
+
+impl State {
+    fn break_off(&mut self, server: ServerId, error: FabricError) -> (Vec<Waker>, Vec<Arc<ReplySlot>>) {
+        if self.ended.is_some() {
+            return (Vec::new(), Vec::new());
+        }
+        self.ended = Some(error.clone());
+        // When the queue pairs are gone, nothing is written into a buffer any more.
+        for (key, has_begun) in self.lanes.iter_mut().flat_map(Sender::end) {
+            let Some(slot) = self.slots.get_mut(key) else { continue };
+            let verbs = slot.brings.len();
+            slot.result = Some(Err(if has_begun {
+                let outcomes = (0..verbs).map(|_| VerbOutcome::Unknown).collect();
+                Box::new(BatchFailure { error: FabricError::Unknown { server }, at: 0, outcomes })
+            } else {
+                BatchFailure::not_executed(error.clone(), verbs)
+            }));
+        }
+        let mut wakers = Vec::new();
+        self.slots.retain(|_, slot| {
+            wakers.extend(slot.waker.take());
+            !slot.detached
+        });
+        (wakers, self.calls.drain().map(|(_, (slot, _))| slot).collect())
+    }
+
+    /// Calls that are waited for since before `then`; they are waited for no longer.
+    fn overdue_calls(&mut self, then: Nanos) -> Vec<Arc<ReplySlot>> {
+        let mut overdue = Vec::new();
+        self.calls.retain(|_, (slot, since)| {
+            let is_overdue = *since < then;
+            overdue.extend(is_overdue.then(|| Arc::clone(slot)));
+            !is_overdue
+        });
+        overdue
+    }
+
+    fn oldest(&self) -> Option<Nanos> {
+        self.lanes.iter().filter_map(Sender::oldest).min()
+    }
+}
+
+/// What became of a request, in words.
+fn describe(status: u32) -> String {
+    let what = match status {
+        4 | 8 => "a local buffer is not registered",
+        5 => "the queue pair was ended",
+        9 | 11 => "the server refuses a request as invalid",
+        10 => "the server refuses access",
+        12 => "the server does not answer",
+        13 => "the server takes no more messages",
+        _ => "the device failed",
+    };
+    format!("{what} (completion status {status})")
+}
+
+impl Source for Connection {
+    fn flush(&self) -> bool {
+        false
+    }
+
+    fn advance(&self, now: Nanos) -> bool {
+        self.has_news.set(false);
+        if self.is_armed.replace(false) {
+            self.completions.settle();
+            if self.look_at_socket() {
+                return true;
+            }
+        } else if !self.is_expecting() {
+            return false;
+        }
+        let did = self.take_in();
+        if did {
+            return true;
+        }
+        let then = now.saturating_sub(self.patience);
+        let oldest = self.state.borrow().oldest();
+        if oldest.is_some_and(|since| since < then) {
+            self.fail("it did not answer in time");
+            return true;
+        }
+        let overdue = self.state.borrow_mut().overdue_calls(then);
+        // The place of such a call stays taken until it is answered: the answer may still come.
+        overdue.iter().for_each(|slot| slot.set(Err(CallError::Unknown)));
+        !overdue.is_empty()
+    }
+
+    fn is_expecting(&self) -> bool {
+        let state = self.state.borrow();
+        state.ended.is_none() && (!state.calls.is_empty() || state.lanes.iter().any(|lane| !lane.is_idle()))
+    }
+
+    fn interest(&self) -> PollFd<'_> {
+        let is_open = self.state.borrow().ended.is_none();
+        if is_open && !self.is_armed.replace(true) {
+            // What completes from here on is told; what did before has to be looked for once more.
+            let armed = self.completions.arm();
+            self.has_news.set(self.take_in() || armed.is_err());
+        }
+        PollFd::new(&self.bell, if is_open { PollFlags::IN } else { PollFlags::empty() })
+    }
+
+    fn deadline(&self) -> Option<Nanos> {
+        if self.has_news.get() {
+            return Some(0);
+        }
+        let state = self.state.borrow();
+        let calls = state.calls.values().map(|(_, since)| *since).min();
+        state.oldest().into_iter().chain(calls).min().map(|since| since.saturating_add(self.patience + 1))
+    }
+
+    fn spin(&self) -> Spin {
+        SPIN
+    }
+}
+
+/// What is ready when either is.
+fn bell(completions: &CompletionQueue, socket: &TcpStream) -> io::Result<OwnedFd> {
+    let bell = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    epoll::add(&bell, completions, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    epoll::add(&bell, socket, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
+    Ok(bell)
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        // What was posted and detached takes effect, if the server is there; nobody asks whether it did.
+        for _ in 0..LAST_LOOKS {
+            if !self.is_expecting() {
+                break;
+            }
+            if !self.take_in() {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Connection({} to {})", self.id, self.server)
+    }
+}
+
+/// Stops waiting for an answer when the caller goes away.
+struct Waiting<'a> {
+    connection: &'a Connection,
+    id: CallId,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let mut state = self.connection.state.borrow_mut();
+        state.calls.remove(&self.id);
+        state.too_long.retain(|id| *id != self.id);
+    }
+}
+
+/// A batch under way. Dropping it detaches.
+#[derive(Debug)]
+pub(crate) struct QueueTicket {
+    connection: Rc<Connection>,
+    key: usize,
+}
+
+impl QueueTicket {
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<BatchResult> {
+        let mut state = self.connection.state.borrow_mut();
+        let Some(slot) = state.slots.get_mut(self.key) else { return Poll::Pending };
+        if let Some(result) = slot.result.take() {
+            state.slots.remove(self.key);
+            // The drop finds nothing.
+            self.key = usize::MAX;
+            return Poll::Ready(result);
+        }
+        if !slot.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+            slot.waker = Some(context.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for QueueTicket {
+    fn drop(&mut self) {
+        let mut state = self.connection.state.borrow_mut();
+        let Some(slot) = state.slots.get_mut(self.key) else { return };
+        slot.detached = true;
+        if slot.result.is_some() {
+            state.slots.remove(self.key);
+        }
+    }
+}
