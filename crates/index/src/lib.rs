@@ -5,7 +5,7 @@
 //! | [`api`] | the operations that every index offers, and their errors |
 //! | [`engine`] | what an engine supplies beside its operations |
 //! | [`pool`] | a compute server's membership in a pool, and the catalog: create, open, list, drop |
-//! | [`shared`] | what engines share: whole reads, remote locks, the object heap |
+//! | [`shared`] | what engines share: whole reads, remote locks, intents, the object heap |
 //!
 //! Engines never import each other, and nothing here knows which transport it runs on.
 

@@ -1,6 +1,7 @@
 //! A compute server's membership in a pool, and the pool's catalog: create, open, list, drop.
 
 use crate::shared::heap::{self, Heap};
+use crate::shared::intents::Intents;
 use farwood_fabric::control::{ControlError, IndexId, IndexInfo, IndexState, Reply, Request};
 use farwood_fabric::session::Estate;
 use farwood_fabric::{
@@ -28,6 +29,7 @@ pub struct Recovered {
 pub struct Pool {
     session: Session,
     heap: Heap,
+    intents: Intents,
     /// Whom this session is cleaning up after. The coordinator lets one session adopt a victim at a time, but cannot tell that
     /// session's tasks apart.
     recovering: Arc<Mutex<BTreeSet<SessionId>>>,
@@ -68,7 +70,8 @@ impl Pool {
     ) -> Result<Self, FabricError> {
         let session = Session::open(cluster, options).await?;
         let heap = Heap::new(&session, sabotage);
-        Ok(Self { session, heap, recovering: Arc::default() })
+        let intents = Intents::new(&session);
+        Ok(Self { session, heap, intents, recovering: Arc::default() })
     }
 
     /// The session.
@@ -79,6 +82,11 @@ impl Pool {
     /// The heap that all indexes of this session share.
     pub fn heap(&self) -> &Heap {
         &self.heap
+    }
+
+    /// The room for intents that all indexes of this session share.
+    pub fn intents(&self) -> &Intents {
+        &self.intents
     }
 
     /// Enters a new index into the catalog. Nobody can open it until [`Pool::index_ready`].

@@ -1,0 +1,80 @@
+//! What becomes of a dead session's locks: after it is fenced, what it was in the middle of is finished ([`intents`]), then its
+//! locks are freed. Nodes that it left torn are mended by whoever locks them next (see `node`).
+
+use super::{LANES, LockAt, LockTable, MAX_LOST};
+use crate::api::IndexError;
+use crate::engine::sherman::Shared;
+use crate::shared::{intents, surely};
+use farwood_fabric::session::Estate;
+use farwood_fabric::{Batch, GlobalAddr, Op, SessionId, marks};
+
+/// How many bytes of a lock table are read at a time.
+const STEP: u64 = 64 << 10;
+
+impl LockTable {
+    /// All locks that are held, and by whom. Two words are never read at one instant; for locks of the dead that is no matter.
+    pub(in super::super) async fn held(&self, op: &Op) -> Result<Vec<(LockAt, u64)>, IndexError> {
+        let mut held = Vec::new();
+        for base in &self.bases {
+            for at in (0..self.bytes()).step_by(usize::try_from(STEP).unwrap_or(4096)) {
+                let bytes = (self.bytes() - at).min(STEP);
+                let words = surely::read(op, base.add(at), usize::try_from(bytes).unwrap_or(0)).await?;
+                for (n, word) in (0..).zip(words.chunks_exact(8)) {
+                    let word = word.try_into().map_or(0, u64::from_le_bytes);
+                    self.add_held(base.add(at + n * 8), word, &mut held);
+                }
+            }
+        }
+        Ok(held)
+    }
+
+    fn add_held(&self, addr: GlobalAddr, word: u64, held: &mut Vec<(LockAt, u64)>) {
+        let lanes = if self.masked { u32::try_from(LANES).unwrap_or(0) } else { 1 };
+        for lane in 0..lanes {
+            let mask = if self.masked { 0xffff << (16 * lane) } else { u64::MAX };
+            if word & mask != 0 {
+                held.push((LockAt { addr, lane, mask }, word & mask));
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Cleans up after a session whose lease has run out; nothing, if it has not or somebody else does.
+    pub(in super::super) async fn recover(&self, op: &Op, victim: SessionId) -> Result<(), IndexError> {
+        let clean_up = async |op: &Op, estate: &Estate| -> Result<(), IndexError> {
+            if !self.config.sabotage.forget_intents {
+                intents::replay(op, estate).await?;
+            }
+            for (at, word) in self.locks.held(op).await? {
+                if at.owner(word) == victim {
+                    self.free(op, at, word).await?;
+                    marks::hit("lock_of_the_dead_released");
+                }
+            }
+            Ok(())
+        };
+        // Boxed: who waits for a lock comes here rarely, and should not carry it about.
+        if Box::pin(self.pool.recover(op, victim, clean_up)).await?.is_some() {
+            marks::hit("session_recovered");
+        }
+        Ok(())
+    }
+
+    /// Frees a lock whose owner is fenced. Nobody else writes it, or it is freed by an atomic.
+    async fn free(&self, op: &Op, at: LockAt, word: u64) -> Result<(), IndexError> {
+        if at.mask == u64::MAX {
+            return Ok(surely::write_word(op, at.addr, 0).await?);
+        }
+        for _ in 0..MAX_LOST {
+            let mut batch = Batch::new(at.addr.server());
+            batch.push(at.swap(word, 0));
+            match op.submit(batch).await {
+                Ok(_) => return Ok(()),
+                // Free by then, or still the victim's: its number comes back only after this.
+                Err(failure) => surely::reconnected(op, failure.error).await?,
+            }
+        }
+        Err(IndexError::Contended { what: "a completion", attempts: MAX_LOST })
+    }
+}
