@@ -217,6 +217,7 @@ impl Tree {
             Some((level, child)) => (Target::hint(child), Some(level)),
             None => (self.root(op, with_cache).await?, None),
         };
+        let from_root = at_level.is_none() && at.trust == Trust::Linked;
         for _ in 0..MAX_STEPS {
             let Some(node) = self.read_whole(op, at, at_level).await? else {
                 match at_level {
@@ -232,8 +233,7 @@ impl Tree {
             }
             if !node.covers(key) || node.level() < level {
                 self.shared.root.store(0, Ordering::Relaxed);
-                let is_root = at.trust == Trust::Linked && at_level.is_none() && node.covers(key);
-                return Ok(if is_root { Way::TooLow } else { Way::Stale });
+                return Ok(if from_root && node.covers(key) { Way::TooLow } else { Way::Stale });
             }
             if node.level() == level {
                 return Ok(Way::Found(Target::linked(at.addr)));
