@@ -35,6 +35,8 @@ const LEASE_NS: Nanos = MILLISECOND;
 const HEARTBEAT_NS: Nanos = 100 * MICROSECOND;
 /// How often a fenced compute server starts anew.
 const MAX_LIVES: u32 = 5;
+/// After so many operations tasks turn from filling the index to emptying it, and back.
+const PHASE_OPS: u32 = 32;
 /// What the index is called.
 const INDEX: &str = "tried";
 /// How often the driver looks whether the dead can be recovered.
@@ -458,7 +460,9 @@ async fn live<E: Engine>(
                 let mut rng = Rng::with_seed(seed);
                 let mut seen = BTreeMap::new();
                 while left.borrow()[usize::from(task)] > 0 {
-                    let action = random_action(&mut rng, (keys, &sizes), &mut log.borrow_mut().values, &seen);
+                    let shrinking = left.borrow()[usize::from(task)] / PHASE_OPS % 2 == 1;
+                    let action =
+                        random_action(&mut rng, (keys, &sizes), shrinking, &mut log.borrow_mut().values, &seen);
                     left.borrow_mut()[usize::from(task)] -= 1;
                     perform(&index, &log, client * 100 + u32::from(task), action, &mut seen).await?;
                 }
@@ -489,6 +493,7 @@ async fn live<E: Engine>(
 fn random_action(
     rng: &mut Rng,
     (keys, sizes): (u64, &RangeInclusive<usize>),
+    shrinking: bool,
     values: &mut u64,
     seen: &BTreeMap<Key, Option<Value>>,
 ) -> Action {
@@ -503,6 +508,7 @@ fn random_action(
     };
     match kind {
         0..35 => Action::Get { key },
+        35..52 if shrinking => Action::Delete { key },
         35..60 => Action::Put { key, value: value() },
         60..65 => Action::PutIfAbsent { key, value: value() },
         65..70 => Action::UpdateIfPresent { key, value: value() },

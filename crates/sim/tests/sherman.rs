@@ -38,3 +38,9 @@ fn with_faults() {
     }
     println!("{marks:?}");
 }
+#[test]
+fn one() {
+    let Ok(text) = std::env::var("FARWOOD_TRIAL") else { return };
+    let report = tree(&Config::tiny(), &text.parse().unwrap());
+    println!("{:?}", report.marks);
+}

@@ -34,7 +34,7 @@ struct Line {
 
 /// Whose turn it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Turn {
+pub(super) enum Tried {
     Others,
     Ours,
     /// Ours, and the lock is held remotely already, by this word.
@@ -106,14 +106,14 @@ impl LocalLocks {
     }
 
     /// Takes one's turn if nobody else has it.
-    pub(super) fn try_acquire(&self, key: LockKey) -> Turn {
+    pub(super) fn try_acquire(&self, key: LockKey) -> Tried {
         let mut shard = self.shard(key);
         match shard.get_mut(&key) {
             None => {
                 shard.insert(key, Line::default());
-                Turn::Ours
+                Tried::Ours
             }
-            Some(line) => line.left.take().map_or(Turn::Others, Turn::Handed),
+            Some(line) => line.left.take().map_or(Tried::Others, Tried::Handed),
         }
     }
 
@@ -216,15 +216,15 @@ mod tests {
             }
         }
         assert!(!locks.hand_over(KEY, 9), "nobody is left");
-        assert_eq!(locks.try_acquire(KEY), Turn::Others);
+        assert_eq!(locks.try_acquire(KEY), Tried::Others);
         locks.release(KEY);
-        assert_eq!(locks.try_acquire(KEY), Turn::Ours);
+        assert_eq!(locks.try_acquire(KEY), Tried::Ours);
     }
 
     #[test]
     fn who_goes_away_loses_neither_its_place_nor_the_lock() {
         let locks = LocalLocks::default();
-        assert_eq!(locks.try_acquire(KEY), Turn::Ours);
+        assert_eq!(locks.try_acquire(KEY), Tried::Ours);
         let mut gone = Box::pin(locks.acquire(KEY));
         let mut next = Box::pin(locks.acquire(KEY));
         assert!(poll(gone.as_mut()).is_pending() && poll(next.as_mut()).is_pending());
@@ -234,6 +234,6 @@ mod tests {
         let mut last = Box::pin(locks.acquire(KEY));
         assert!(poll(last.as_mut()).is_pending() && locks.hand_over(KEY, 6));
         drop(last);
-        assert_eq!(locks.try_acquire(KEY), Turn::Handed(6), "left for whoever comes next");
+        assert_eq!(locks.try_acquire(KEY), Tried::Handed(6), "left for whoever comes next");
     }
 }

@@ -23,8 +23,9 @@ use crate::shared::surely;
 use farwood_fabric::clock::Nanos;
 use farwood_fabric::verb::{INLINE_BYTES, Verb};
 use farwood_fabric::{Batch, Buf, FabricError, GlobalAddr, Op, RegionId, ServerId, SessionId, marks};
-use local::{LockKey, Turn};
+use local::{LockKey, Tried};
 use smallvec::SmallVec;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// How often a lock is tried for before the operation fails. With the waits below this is far beyond a lease.
@@ -61,6 +62,31 @@ pub(super) struct Held {
     pub(super) at: LockAt,
     /// What its bits are while it is.
     pub(super) word: u64,
+    turn: Option<Turn>,
+}
+
+/// One's turn in the local queue. It ends when this is dropped, so that an error strands nobody who waits there.
+#[derive(Debug)]
+struct Turn {
+    shared: Arc<Shared>,
+    key: LockKey,
+    is_over: bool,
+}
+
+impl Turn {
+    /// Hands the lock to the next in the queue, and the turn with it. Whether there was somebody.
+    fn hand_over(&mut self, word: u64) -> bool {
+        self.is_over = self.shared.local.hand_over(self.key, word);
+        self.is_over
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.shared.local.release(self.key);
+        }
+    }
 }
 
 /// A WRITE that belongs to what a lock protects.
@@ -157,34 +183,28 @@ impl Patience {
 }
 
 impl Tree {
+    fn turn(&self, at: LockAt) -> Option<Turn> {
+        let is_hierarchical = self.shared.config.switches.hierarchical;
+        is_hierarchical.then(|| Turn { shared: Arc::clone(&self.shared), key: at.key(), is_over: false })
+    }
+
     /// Takes the lock of a node and reads the node.
     pub(super) async fn lock_and_read(&self, op: &Op, node: GlobalAddr) -> Result<(Held, Buf), IndexError> {
         let at = self.shared.locks.lock_of(node);
         let bytes = self.shared.config.node_bytes;
         let switches = self.shared.config.switches;
         let handed = if switches.hierarchical { self.shared.local.acquire(at.key()).await } else { None };
-        let taken = if let Some(word) = handed {
+        let turn = self.turn(at);
+        let (word, buf) = if let Some(word) = handed {
             marks::hit("handover");
-            Ok((Held { at, word }, None))
+            (word, None)
         } else {
-            let read = switches.lock_and_read.then_some((node, bytes));
-            let taken = self.take(op, at, read).await;
-            if taken.is_err() {
-                self.end_turn(at);
-            }
-            taken
+            self.take(op, at, switches.lock_and_read.then_some((node, bytes))).await?
         };
-        let (held, buf) = taken?;
-        let buf = match buf {
-            Some(buf) => Ok(buf),
-            None => surely::read(op, node, bytes).await,
-        };
+        let held = Held { at, word, turn };
         match buf {
-            Ok(buf) => Ok((held, buf)),
-            Err(error) => {
-                self.unlock(op, held).await?;
-                Err(error.into())
-            }
+            Some(buf) => Ok((held, buf)),
+            None => self.read_under(op, held, node).await,
         }
     }
 
@@ -192,19 +212,24 @@ impl Tree {
     pub(super) async fn try_lock(&self, op: &Op, node: GlobalAddr) -> Result<Option<(Held, Buf)>, IndexError> {
         let at = self.shared.locks.lock_of(node);
         let is_hierarchical = self.shared.config.switches.hierarchical;
-        let turn = if is_hierarchical { self.shared.local.try_acquire(at.key()) } else { Turn::Ours };
-        let word = match turn {
-            Turn::Others => return Ok(None),
-            Turn::Handed(word) => Ok(Some(word)),
-            Turn::Ours => self.swap_once(op, at, None).await.map(|(won, _)| won.ok()),
+        let tried = if is_hierarchical { self.shared.local.try_acquire(at.key()) } else { Tried::Ours };
+        if tried == Tried::Others {
+            return Ok(None);
+        }
+        let turn = self.turn(at);
+        let word = match tried {
+            Tried::Handed(word) => word,
+            _ => match self.swap_once(op, at, None).await? {
+                (Ok(word), _) => word,
+                (Err(_), _) => return Ok(None),
+            },
         };
-        let Ok(Some(word)) = word else {
-            self.end_turn(at);
-            return word.map(|_| None);
-        };
-        let held = Held { at, word };
+        self.read_under(op, Held { at, word, turn }, node).await.map(Some)
+    }
+
+    async fn read_under(&self, op: &Op, held: Held, node: GlobalAddr) -> Result<(Held, Buf), IndexError> {
         match surely::read(op, node, self.shared.config.node_bytes).await {
-            Ok(buf) => Ok(Some((held, buf))),
+            Ok(buf) => Ok((held, buf)),
             Err(error) => {
                 self.unlock(op, held).await?;
                 Err(error.into())
@@ -250,13 +275,13 @@ impl Tree {
         op: &Op,
         at: LockAt,
         read: Option<(GlobalAddr, usize)>,
-    ) -> Result<(Held, Option<Buf>), IndexError> {
+    ) -> Result<(u64, Option<Buf>), IndexError> {
         let session = self.shared.pool.session();
         let limit = session.lease_ns() / 4;
         let mut patience = Patience::default();
         for attempt in 0..MAX_ATTEMPTS {
             let seen = match self.swap_once(op, at, read).await? {
-                (Ok(word), buf) => return Ok((Held { at, word }, buf)),
+                (Ok(word), buf) => return Ok((word, buf)),
                 (Err(seen), _) => seen,
             };
             marks::hit("lost_cas");
@@ -277,12 +302,6 @@ impl Tree {
         Err(IndexError::Contended { what: "a lock", attempts: MAX_ATTEMPTS })
     }
 
-    fn end_turn(&self, at: LockAt) {
-        if self.shared.config.switches.hierarchical {
-            self.shared.local.release(at.key());
-        }
-    }
-
     /// Gives a lock back.
     pub(super) async fn unlock(&self, op: &Op, held: Held) -> Result<(), IndexError> {
         self.finish(op, held, &[]).await
@@ -290,33 +309,33 @@ impl Tree {
 
     /// Writes back what the lock protects, on its server, and gives the lock back, or on.
     pub(super) async fn finish(&self, op: &Op, held: Held, writes: &[Write]) -> Result<(), IndexError> {
-        let Held { at, word } = held;
+        let Held { at, word, turn } = held;
+        let server = at.addr.server();
         let (switches, sabotage) = (self.shared.config.switches, self.shared.config.sabotage);
-        let local = &self.shared.local;
-        if switches.handover && local.wants_handover(at.key()) {
-            if sabotage.handover_before_completion && local.hand_over(at.key(), word) {
-                return self.write(op, at.addr.server(), writes).await;
+        match turn {
+            Some(mut turn) if switches.handover && self.shared.local.wants_handover(at.key()) => {
+                if sabotage.handover_before_completion && turn.hand_over(word) {
+                    return self.write(op, server, writes).await;
+                }
+                let written = self.write(op, server, writes).await;
+                if written.is_ok() && turn.hand_over(word) {
+                    return written;
+                }
+                written.and(self.write_and_release(op, at, word, &[]).await)
             }
-            let written = self.write(op, at.addr.server(), writes).await;
-            if written.is_ok() && local.hand_over(at.key(), word) {
-                return written;
+            // The turn, if there is one, ends with this call, after the lock is released.
+            _turn if sabotage.unlock_before_write_back => {
+                let released = self.write_and_release(op, at, word, &[]).await;
+                released.and(self.write(op, server, writes).await)
             }
-            let released = self.write_and_release(op, at, word, &[]).await;
-            local.release(at.key());
-            return written.and(released);
+            _turn if switches.combine || writes.is_empty() => {
+                self.write_and_release(op, at, word, writes).await
+            }
+            _turn => {
+                let written = self.write(op, server, writes).await;
+                written.and(self.write_and_release(op, at, word, &[]).await)
+            }
         }
-        let together = switches.combine && !sabotage.unlock_before_write_back;
-        let ended = if together || writes.is_empty() {
-            self.write_and_release(op, at, word, writes).await
-        } else if sabotage.unlock_before_write_back {
-            let released = self.write_and_release(op, at, word, &[]).await;
-            released.and(self.write(op, at.addr.server(), writes).await)
-        } else {
-            let written = self.write(op, at.addr.server(), writes).await;
-            written.and(self.write_and_release(op, at, word, &[]).await)
-        };
-        self.end_turn(at);
-        ended
     }
 
     /// Carries out WRITEs under a lock that stays held; they can be repeated.
