@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// What a copy takes beside its keys and addresses: itself, its map entry, its place among those that can go.
-const COPY_BYTES: u64 = 160;
+const SNAPSHOT_BYTES: u64 = 160;
 
 /// A key as it is compared: the first eight bytes at once.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -41,7 +41,10 @@ struct Snapshot {
     level: u8,
     low: CacheKey,
     high: Option<CacheKey>,
-    keys: Box<[CacheKey]>,
+    /// The separators: their first eight bytes, and what is behind these.
+    prefixes: Box<[u64]>,
+    rests: Box<[u8]>,
+    rest_bytes: usize,
     children: Box<[GlobalAddr]>,
     used: AtomicU64,
     /// Where it stands among those that can go.
@@ -51,11 +54,15 @@ struct Snapshot {
 impl Snapshot {
     fn of<B: Deref<Target = [u8]>>(node: &Node<B>) -> Self {
         let slots = node.sorted();
+        let low = CacheKey::new(node.low());
+        let rest_bytes = low.rest.len();
         Self {
             level: node.level(),
-            low: CacheKey::new(node.low()),
+            low,
             high: node.high().map(CacheKey::new),
-            keys: slots.iter().map(|slot| CacheKey::new(node.key(*slot))).collect(),
+            prefixes: slots.iter().map(|slot| CacheKey::new(node.key(*slot)).prefix).collect(),
+            rests: slots.iter().flat_map(|slot| node.key(*slot).iter().skip(8)).copied().collect(),
+            rest_bytes,
             children: slots.iter().map(|slot| node.child(*slot)).collect(),
             used: AtomicU64::new(0),
             place: AtomicUsize::new(usize::MAX),
@@ -63,9 +70,7 @@ impl Snapshot {
     }
 
     fn bytes(&self) -> u64 {
-        let rest: usize = self.keys.iter().map(|key| key.rest.len()).sum();
-        let key_bytes = if rest == 0 { 8 } else { size_of::<CacheKey>() };
-        (self.keys.len() * (key_bytes + 8) + rest) as u64 + COPY_BYTES
+        (self.prefixes.len() * 16 + self.rests.len()) as u64 + SNAPSHOT_BYTES
     }
 
     fn covers(&self, key: &CacheKey) -> bool {
@@ -74,7 +79,11 @@ impl Snapshot {
 
     /// The position of the child that `key` is under.
     fn position(&self, key: &CacheKey) -> Option<usize> {
-        self.keys.partition_point(|separator| separator <= key).checked_sub(1)
+        let below = self.prefixes.partition_point(|prefix| *prefix < key.prefix);
+        let same = self.prefixes[below..].partition_point(|prefix| *prefix == key.prefix);
+        let rest = |at: usize| &self.rests[at * self.rest_bytes..(at + 1) * self.rest_bytes];
+        let up_to = (below..below + same).take_while(|at| rest(*at) <= &*key.rest).count();
+        (below + up_to).checked_sub(1)
     }
 }
 
@@ -238,5 +247,75 @@ impl Cache {
     /// What it takes.
     pub(super) fn bytes(&self) -> u64 {
         self.read().bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::Layout;
+    use super::super::node::{Layouts, Plan};
+    use super::*;
+    use crate::shared::whole::Place;
+    use farwood_fabric::{RegionId, ServerId};
+
+    fn addr(n: u64) -> GlobalAddr {
+        GlobalAddr::new(ServerId::new(1), RegionId::MAIN, n * 64)
+    }
+
+    /// An inner node from key `low` to `high` with a child for each key in `keys`.
+    fn node(level: u8, low: &[u8], high: Option<&[u8]>, keys: &[&[u8]]) -> Node<Vec<u8>> {
+        let inner = Layout::new(low.len(), 8, 1024);
+        let layouts = Layouts { leaf: inner, inner, keyed_by_version: true, checked: true };
+        let plan = Plan { level, incarnation: 1, is_linked: true, low, high, sibling: GlobalAddr::NULL };
+        let children: Vec<_> = (1..).zip(keys).map(|(n, _)| addr(n).to_raw().to_le_bytes()).collect();
+        let entries = keys.iter().copied().zip(children.iter().map(<[u8; 8]>::as_slice));
+        Node::build(&layouts, Place { index: 1, addr: addr(99) }, vec![0; 1024], &plan, entries)
+    }
+
+    #[test]
+    fn keys_that_agree_in_their_first_bytes_are_told_apart() {
+        let keys: [&[u8]; 4] = [b"aaaaaaaaaa", b"aaaaaaaabb", b"aaaaaaaabc", b"aaaaaaab00"];
+        let cache = Cache::new(1 << 20);
+        cache.keep(&node(1, keys[0], None, &keys), 0, || 0);
+        for (key, child) in [
+            (b"aaaaaaaaaa", Some(1)),
+            (b"aaaaaaaaba", Some(1)),
+            (b"aaaaaaaabb", Some(2)),
+            (b"aaaaaaaabd", Some(3)),
+            (b"aaaaaaab00", Some(4)),
+            (b"zzzzzzzzzz", Some(4)),
+            (b"aaaaaaaa00", None),
+        ] {
+            assert_eq!(cache.child(1, key), child.map(addr), "{key:?}");
+        }
+        assert_eq!(cache.children(1, b"aaaaaaaabb", 2, false), [addr(2), addr(3)]);
+        assert_eq!(cache.children(1, b"aaaaaaaabc", 9, true), [addr(3), addr(2), addr(1)]);
+    }
+
+    #[test]
+    fn the_budget_holds_for_level_one_and_a_flush_is_final() {
+        let cache = Cache::new(3 * (SNAPSHOT_BYTES + 16));
+        let random = || 0x9e37_79b9_7f4a_7c15;
+        for n in 0..50u8 {
+            cache.keep(&node(1, &[n; 8], Some(&[n + 1; 8]), &[&[n; 8]]), 0, random);
+        }
+        assert!(cache.bytes() <= 3 * (SNAPSHOT_BYTES + 16));
+        assert!(cache.child(1, &[49; 8]).is_some() || cache.child(1, &[48; 8]).is_some());
+        cache.keep(&node(3, &[0; 8], None, &[&[0; 8]]), 0, random);
+        assert_eq!(cache.lowest_child(2, &[7; 8]), Some((2, addr(1))));
+        cache.flush();
+        assert_eq!((cache.bytes(), cache.lowest_child(1, &[7; 8])), (0, None));
+        cache.keep(&node(1, &[0; 8], None, &[&[0; 8]]), 0, random);
+        assert_eq!(cache.bytes(), 0, "it was learned before the flush");
+    }
+
+    #[test]
+    fn what_is_forgotten_is_gone_and_what_covers_less_does_not_answer() {
+        let cache = Cache::new(1 << 20);
+        cache.keep(&node(1, &[2; 8], Some(&[5; 8]), &[&[2; 8], &[3; 8]]), 0, || 0);
+        assert_eq!(cache.child(1, &[3; 8]), Some(addr(2)));
+        assert_eq!((cache.child(1, &[5; 8]), cache.child(1, &[1; 8])), (None, None));
+        cache.forget(1, &[4; 8]);
+        assert_eq!((cache.child(1, &[3; 8]), cache.bytes()), (None, 0));
     }
 }

@@ -270,7 +270,8 @@ impl Sherman {
             let raw = surely::read_word(op, lock_table_pointer(info, *server)).await?;
             bases.push(GlobalAddr::from_raw(raw));
         }
-        Ok(LockTable::new(bases, chunk_bytes(pool), self.config.locks, masked_locks))
+        let stride = self.config.node_bytes as u64;
+        Ok(LockTable::new(bases, chunk_bytes(pool), stride, self.config.locks, masked_locks))
     }
 }
 

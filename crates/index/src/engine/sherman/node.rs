@@ -211,13 +211,23 @@ impl<B: Deref<Target = [u8]>> Node<B> {
     /// Where the key is.
     #[inline]
     pub(super) fn find(&self, key: &[u8]) -> Lookup {
-        for slot in 0..self.layout.capacity() {
-            if self.key(slot) == key && self.presence(slot).has(slot) {
-                let whole = self.block_is_whole(slot / 2);
-                return if whole { Lookup::Found(slot) } else { Lookup::Torn };
+        // Keys of a word, which most are, are compared as such.
+        let slot = match <[u8; 8]>::try_from(key) {
+            Ok(key) => {
+                let key = u64::from_le_bytes(key);
+                self.find_where(|slot| word(&self.bytes, self.layout.key_at(slot)) == key)
             }
+            Err(_) => self.find_where(|slot| self.key(slot) == key),
+        };
+        if let Some(slot) = slot {
+            return if self.block_is_whole(slot / 2) { Lookup::Found(slot) } else { Lookup::Torn };
         }
         if self.is_whole() { Lookup::Absent } else { Lookup::Torn }
+    }
+
+    #[inline]
+    fn find_where(&self, is_wanted: impl Fn(usize) -> bool) -> Option<usize> {
+        (0..self.layout.capacity()).find(|slot| is_wanted(*slot) && self.presence(*slot).has(*slot))
     }
 
     /// The slots that count: present, and between the fences. The node must be whole.

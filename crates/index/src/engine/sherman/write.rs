@@ -32,7 +32,7 @@ pub(super) enum Decision<'a> {
 /// Decides, given what the key holds.
 pub(super) type Decide<'a> = &'a dyn Fn(Option<&[u8]>) -> Decision<'a>;
 
-/// A node under its lock; whole, and what was expected.
+/// A node under its lock; what was expected, and its header is whole.
 #[derive(Debug)]
 pub(super) struct Locked {
     pub(super) held: Held,
@@ -42,12 +42,12 @@ pub(super) struct Locked {
 
 /// What a target turned out to be.
 pub(super) enum Reached {
-    Node(Box<Locked>),
+    Node(Locked),
     Elsewhere,
 }
 
 impl Tree {
-    /// Locks and reads a node, and mends it if a session that died left it torn.
+    /// Locks and reads a node.
     pub(super) async fn lock_node(
         &self,
         op: &Op,
@@ -72,7 +72,7 @@ impl Tree {
             return Ok(Reached::Elsewhere);
         }
         let place = self.shared.place(target.addr);
-        let Ok(mut node) = Node::accept(&self.shared.layouts, place, buf) else {
+        let Ok(node) = Node::accept(&self.shared.layouts, place, buf) else {
             self.unlock(op, held).await?;
             // A hint may lead to a node that is just being made.
             return if target.trust == Trust::Hint {
@@ -81,16 +81,17 @@ impl Tree {
                 Err(super::corrupt(format!("the header of the node at {} is torn under its lock", target.addr)))
             };
         };
-        if !self.shared.config.sabotage.skip_repair {
-            if let Some(patch) = node.repair() {
-                marks::hit("node_mended");
-                if let Err(error) = self.write(op, target.addr.server(), &[Self::patch_at(target.addr, patch)]).await {
-                    self.unlock(op, held).await?;
-                    return Err(error);
-                }
-            }
+        Ok(Reached::Node(Locked { held, addr: target.addr, node }))
+    }
+
+    /// Mends a node under its lock, if a session that died left it torn.
+    pub(super) async fn mend_locked(&self, op: &Op, locked: &mut Locked) -> Result<(), IndexError> {
+        if self.shared.config.sabotage.skip_repair {
+            return Ok(());
         }
-        Ok(Reached::Node(Box::new(Locked { held, addr: target.addr, node })))
+        let Some(patch) = locked.node.repair() else { return Ok(()) };
+        marks::hit("node_mended");
+        self.write(op, locked.addr.server(), &[Self::patch_at(locked.addr, patch)]).await
     }
 
     /// Locks the node on `level` that covers `key`; `None` if the tree is not that high.
@@ -99,7 +100,7 @@ impl Tree {
         op: &Op,
         key: &[u8],
         level: u8,
-    ) -> Result<Option<Box<Locked>>, IndexError> {
+    ) -> Result<Option<Locked>, IndexError> {
         for descent in 0..MAX_DESCENTS {
             let Some(mut target) = self.locate(op, key, level, descent).await? else { return Ok(None) };
             for _ in 0..MAX_STEPS {
@@ -143,7 +144,12 @@ impl Tree {
             let Some(mut locked) = self.lock_covering(op, key, 0).await? else {
                 return Err(super::corrupt("the tree has no leaves".into()));
             };
-            let slot = match locked.node.find(key) {
+            let mut found = locked.node.find(key);
+            if found == Lookup::Torn {
+                self.mend_locked(op, &mut locked).await?;
+                found = locked.node.find(key);
+            }
+            let slot = match found {
                 Lookup::Found(slot) => Some(slot),
                 Lookup::Absent => None,
                 Lookup::Torn => {
@@ -151,8 +157,7 @@ impl Tree {
                     return Err(super::corrupt(format!("the node at {} is torn under its lock", locked.addr)));
                 }
             };
-            let before = slot.map(|slot| locked.node.value(slot).to_vec());
-            let decision = decide(before.as_deref());
+            let decision = decide(slot.map(|slot| locked.node.value(slot)));
             let patches = match (decision, slot) {
                 (Decision::Keep, _) => {
                     self.unlock(op, locked.held).await?;
@@ -162,23 +167,23 @@ impl Tree {
                     self.unlock(op, locked.held).await?;
                     return Ok(true);
                 }
-                (Decision::Remove, Some(slot)) => return self.remove(op, *locked, slot).await.map(|()| true),
+                (Decision::Remove, Some(slot)) => return self.remove(op, locked, slot).await.map(|()| true),
                 (Decision::Put(value), Some(slot)) => {
                     let patches = locked.node.update(slot, value);
                     if self.shared.layouts.leaf.update_needs_intent() {
-                        return self.write_with_intent(op, *locked, patches).await.map(|()| true);
+                        return self.write_with_intent(op, locked, patches).await.map(|()| true);
                     }
                     patches
                 }
                 (Decision::Put(value), None) => {
                     let Some(slot) = locked.node.free_slot() else {
-                        Box::pin(self.split(op, *locked)).await?;
+                        Box::pin(self.split(op, locked)).await?;
                         continue;
                     };
                     locked.node.insert(slot, key, value)
                 }
             };
-            self.write_back(op, *locked, patches).await?;
+            self.write_back(op, locked, patches).await?;
             return Ok(true);
         }
         Err(IndexError::Contended { what: "room for a key", attempts: MAX_STEPS })
@@ -206,6 +211,7 @@ impl Tree {
 
     async fn remove(&self, op: &Op, mut locked: Locked, slot: usize) -> Result<(), IndexError> {
         let patches = locked.node.remove(slot);
+        // Counted as META says, torn or not: it only decides whether to look closer.
         let small = locked.node.live().count() <= self.shared.layouts.leaf.capacity() / 4;
         let low = locked.node.low().to_vec();
         self.write_back(op, locked, patches).await?;

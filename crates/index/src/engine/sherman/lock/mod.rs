@@ -45,6 +45,8 @@ pub(super) struct LockTable {
     bases: Vec<GlobalAddr>,
     /// Locks on each server.
     count: u64,
+    /// How far apart two words with locks are.
+    stride: u64,
     masked: bool,
 }
 
@@ -99,17 +101,19 @@ pub(super) struct Write {
 impl LockTable {
     pub(super) fn in_lock_memory(servers: &[ServerId], bytes: u64, most: u64, masked: bool) -> Self {
         let bases = servers.iter().map(|server| GlobalAddr::new(*server, RegionId::LOCK, 0)).collect();
-        Self::new(bases, bytes, most, masked)
+        Self::new(bases, bytes, 8, most, masked)
     }
 
-    pub(super) fn new(bases: Vec<GlobalAddr>, bytes: u64, most: u64, masked: bool) -> Self {
-        let count = (bytes / 8).saturating_mul(if masked { LANES } else { 1 });
-        Self { bases, count: count.min(most).max(1), masked }
+    /// In tables of so many bytes. In main memory locks are as far apart as in FG, which has them in its nodes: a NIC tells
+    /// atomics apart by the low bits of their addresses alone (section 3.2.2).
+    pub(super) fn new(bases: Vec<GlobalAddr>, bytes: u64, stride: u64, most: u64, masked: bool) -> Self {
+        let count = (bytes / stride).saturating_mul(if masked { LANES } else { 1 });
+        Self { bases, count: count.min(most).max(1), stride, masked }
     }
 
-    /// Bytes of the table on each server.
-    fn bytes(&self) -> u64 {
-        self.count.div_ceil(if self.masked { LANES } else { 1 }) * 8
+    /// Words with locks on each server.
+    fn words(&self) -> u64 {
+        self.count.div_ceil(if self.masked { LANES } else { 1 })
     }
 
     /// The lock of a node.
@@ -119,10 +123,10 @@ impl LockTable {
         let number = hash % self.count;
         let base = self.bases[node.server().index()];
         if !self.masked {
-            return LockAt { addr: base.add(number * 8), lane: 0, mask: u64::MAX };
+            return LockAt { addr: base.add(number * self.stride), lane: 0, mask: u64::MAX };
         }
         let lane = u32::try_from(number % LANES).unwrap_or(0);
-        LockAt { addr: base.add(number / LANES * 8), lane, mask: 0xffff << (16 * lane) }
+        LockAt { addr: base.add(number / LANES * self.stride), lane, mask: 0xffff << (16 * lane) }
     }
 }
 

@@ -8,20 +8,22 @@ use crate::shared::{intents, surely};
 use farwood_fabric::session::Estate;
 use farwood_fabric::{Batch, GlobalAddr, Op, SessionId, marks};
 
-/// How many bytes of a lock table are read at a time.
-const STEP: u64 = 64 << 10;
+/// How many words of a lock table are read at a time.
+const STEP: usize = 1024;
 
 impl LockTable {
     /// All locks that are held, and by whom. Two words are never read at one instant; for locks of the dead that is no matter.
     pub(in super::super) async fn held(&self, op: &Op) -> Result<Vec<(LockAt, u64)>, IndexError> {
         let mut held = Vec::new();
         for base in &self.bases {
-            for at in (0..self.bytes()).step_by(usize::try_from(STEP).unwrap_or(4096)) {
-                let bytes = (self.bytes() - at).min(STEP);
-                let words = surely::read(op, base.add(at), usize::try_from(bytes).unwrap_or(0)).await?;
-                for (n, word) in (0..).zip(words.chunks_exact(8)) {
-                    let word = word.try_into().map_or(0, u64::from_le_bytes);
-                    self.add_held(base.add(at + n * 8), word, &mut held);
+            let (words, stride) = (self.words(), self.stride);
+            for first in (0..words).step_by(STEP) {
+                let some = (words - first).min(STEP as u64);
+                let bytes = usize::try_from((some - 1) * stride + 8).unwrap_or(0);
+                let table = surely::read(op, base.add(first * stride), bytes).await?;
+                for n in 0..some {
+                    let word = table.word(usize::try_from(n * stride).unwrap_or(0));
+                    self.add_held(base.add((first + n) * stride), word, &mut held);
                 }
             }
         }

@@ -42,7 +42,8 @@ impl Tree {
 
     /// The low fence of the parent, if it has become small.
     async fn merge_once(&self, op: &Op, level: u8, low: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
-        let Some(parent) = self.lock_covering(op, low, level + 1).await? else { return Ok(None) };
+        let Some(mut parent) = self.lock_covering(op, low, level + 1).await? else { return Ok(None) };
+        self.mend_locked(op, &mut parent).await?;
         let slots = parent.node.sorted();
         let at = slots.iter().position(|slot| parent.node.key(*slot) == low);
         let pair = at.and_then(|at| if at + 1 < slots.len() { Some(at) } else { at.checked_sub(1) });
@@ -62,7 +63,7 @@ impl Tree {
             self.unlock(op, parent.held).await?;
             return Ok(None);
         };
-        self.join(op, *parent, slots[pair + 1], left, right).await
+        self.join(op, parent, slots[pair + 1], left, right).await
     }
 
     async fn release(&self, op: &Op, held: Option<Held>) -> Result<(), IndexError> {

@@ -76,6 +76,7 @@ impl Tree {
 
     async fn split_node(&self, op: &Op, locked: Locked) -> Result<LostSeparator, IndexError> {
         let Locked { held, addr, mut node } = locked;
+        debug_assert!(node.is_whole(), "nobody splits a node without having looked at all of it");
         let made = self.write_upper_half(op, &node).await;
         let (separator, child) = match made {
             Ok(made) => made,
@@ -158,6 +159,7 @@ impl Tree {
             self.grow_root(op, lost).await?;
             return Ok(Added::Again);
         };
+        self.mend_locked(op, &mut locked).await?;
         let known = locked.node.live().any(|slot| locked.node.key(slot) == separator.as_slice());
         let wanted = if known { Ok(false) } else { self.is_alive(op, lost).await };
         match wanted {
@@ -172,11 +174,11 @@ impl Tree {
             }
         }
         let Some(slot) = locked.node.free_slot() else {
-            return self.split_node(op, *locked).await.map(Added::Split);
+            return self.split_node(op, locked).await.map(Added::Split);
         };
         let patches = locked.node.insert(slot, separator, &child.to_raw().to_le_bytes());
         self.shared.cache.keep(&locked.node, flushes, || op.endpoint().random());
-        self.write_back(op, *locked, patches).await?;
+        self.write_back(op, locked, patches).await?;
         Ok(Added::Done)
     }
 
