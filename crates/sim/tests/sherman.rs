@@ -21,7 +21,9 @@ fn without_faults() {
         let report = tree(&Config::tiny(), &Trial { seed, keys: 24, ops: 100, ..Trial::default() });
         ops += report.operations;
         assert_eq!(report.usage.leaked, []);
-        for (mark, n) in report.marks { *marks.entry(mark).or_default() += n; }
+        for (mark, n) in report.marks {
+            *marks.entry(mark).or_default() += n;
+        }
     }
     println!("{ops} {marks:?}");
 }
@@ -31,9 +33,15 @@ fn with_faults() {
     let mut marks: BTreeMap<&str, u64> = BTreeMap::new();
     for seed in 0..trials(50) {
         let base = Trial { seed, keys: 24, ops: 100, ..Trial::default() };
-        for trial in [base.clone().with_random_faults(), base.clone().with_faults(FaultKind::Kill, 3), base.clone().with_faults(FaultKind::LoseCompletion, 8)] {
+        for trial in [
+            base.clone().with_random_faults(),
+            base.clone().with_faults(FaultKind::Kill, 3),
+            base.clone().with_faults(FaultKind::LoseCompletion, 8),
+        ] {
             let report = tree(&Config::tiny(), &trial);
-            for (mark, n) in report.marks { *marks.entry(mark).or_default() += n; }
+            for (mark, n) in report.marks {
+                *marks.entry(mark).or_default() += n;
+            }
         }
     }
     println!("{marks:?}");

@@ -98,14 +98,14 @@ impl Choice {
     }
 }
 
-/// The tree for keys and values of this size; nodes are those of the paper, or as large as 32 entries need.
+/// The tree for keys and values of this size.
 fn sherman(name: &str, config: Config, load: Load) -> Result<Sherman, String> {
     let (Some(key_bytes), Some(value_bytes)) = (load.key_bytes, load.value_bytes) else {
-        return Err(format!("--engine: keys and values of {name} have one length; choose such a --key-set and --value-size"));
+        return Err(format!(
+            "--engine: keys and values of {name} have one length; choose such a --key-set and --value-size"
+        ));
     };
-    let sized = Config { key_bytes, value_bytes, ..config };
-    let for_32 = sized.clone().with_entries(32).node_bytes;
-    Ok(Sherman::new(Config { node_bytes: for_32.max(sized.node_bytes), ..sized }))
+    Ok(Sherman::new(config.sized(key_bytes, value_bytes)))
 }
 
 fn set_sherman(config: &mut Config, engine: &str, switch: &str, value: &str) -> Result<(), String> {
@@ -114,7 +114,7 @@ fn set_sherman(config: &mut Config, engine: &str, switch: &str, value: &str) -> 
         *technique = value.parse().map_err(|_| bad("a technique is true or false"))?;
         return Ok(());
     }
-    let size = || value.parse::<Size>().map(|size| size.0).map_err(|error| bad(&error.to_string()));
+    let size = || value.parse::<Size>().map(|size| size.0).map_err(|error| bad(&error));
     match switch {
         "cache_bytes" => config.cache_bytes = size()?,
         "node_bytes" => config.node_bytes = usize::try_from(size()?).map_err(|_| bad("that is too large"))?,
@@ -163,10 +163,16 @@ mod tests {
             Choice::new(engine, LOAD, &[(switch.to_owned(), value.to_owned())])
         };
         assert!(set("btreemap", "shards", "8").is_ok());
-        assert!(set("sherman", "lock_and_read", "false").is_ok() && set("fg+", "cache_bytes", "1MiB").is_ok());
-        for (engine, switch, value) in
-            [("btreemap", "shards", "0"), ("btreemap", "shads", "8"), ("cells", "shards", "8"), ("sherman", "combine", "yes"), ("sherman", "shards", "8")]
-        {
+        assert!(
+            set("sherman", "lock_and_read", "false").is_ok() && set("fg+", "cache_bytes", "1MiB").is_ok()
+        );
+        for (engine, switch, value) in [
+            ("btreemap", "shards", "0"),
+            ("btreemap", "shads", "8"),
+            ("cells", "shards", "8"),
+            ("sherman", "combine", "yes"),
+            ("sherman", "shards", "8"),
+        ] {
             assert!(set(engine, switch, value).is_err(), "{engine} {switch}={value}");
         }
     }

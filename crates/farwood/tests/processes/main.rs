@@ -8,6 +8,7 @@ mod killed;
 mod lines;
 mod parts;
 mod stopped;
+mod store;
 mod tcp;
 mod world;
 

@@ -5,7 +5,10 @@
 //! |---|---|
 //! | [`sherman`] | a B-link tree with hierarchical locks and entry-sized writes (Sherman, SIGMOD '22), and its baseline FG+ |
 
+mod any;
 pub mod sherman;
+
+pub use any::{AnyAttached, AnyEngine, AnyIndex};
 
 use crate::Pool;
 use crate::api::{IndexError, OrderedIndex};

@@ -171,6 +171,14 @@ impl Config {
         self
     }
 
+    /// For keys and values of these sizes: nodes as they are, or as large as 32 entries need.
+    #[must_use]
+    pub fn sized(self, key_bytes: usize, value_bytes: usize) -> Self {
+        let sized = Self { key_bytes, value_bytes, ..self };
+        let for_32 = sized.clone().with_entries(32).node_bytes;
+        Self { node_bytes: for_32.max(sized.node_bytes), ..sized }
+    }
+
     /// The layouts of leaves and inner nodes, if the sizes work out.
     pub(super) fn layouts(&self) -> Result<(Layout, Layout), IndexError> {
         let refuse = |why: String| Err(IndexError::BadConfig { why });
@@ -195,7 +203,8 @@ impl Config {
                 self.node_bytes
             ));
         }
-        if leaf.update_needs_intent() && leaf.entry_bytes() + 128 > usize::try_from(INTENT_BYTES).unwrap_or(0) {
+        if leaf.update_needs_intent() && leaf.entry_bytes() + 128 > usize::try_from(INTENT_BYTES).unwrap_or(0)
+        {
             return refuse(format!(
                 "keys of {} and values of {} bytes; together they can have about {INTENT_BYTES}",
                 self.key_bytes, self.value_bytes
@@ -205,7 +214,9 @@ impl Config {
             return refuse("16-bit locks do not say which task holds them; they need hierarchical".into());
         }
         if self.switches.handover && !self.switches.hierarchical {
-            return refuse("a lock is handed over within the local queue; handover needs hierarchical".into());
+            return refuse(
+                "a lock is handed over within the local queue; handover needs hierarchical".into(),
+            );
         }
         if self.locks == 0 {
             return refuse("there must be at least one lock".into());
@@ -216,8 +227,7 @@ impl Config {
     /// What the catalog keeps: all that everybody who opens the tree must agree on.
     pub(super) fn encode(&self) -> Vec<u8> {
         let Switches { lock_memory, masked_locks, .. } = self.switches;
-        let numbers =
-            [self.key_bytes as u64, self.value_bytes as u64, self.node_bytes as u64, self.locks];
+        let numbers = [self.key_bytes as u64, self.value_bytes as u64, self.node_bytes as u64, self.locks];
         let mut bytes = FORMAT.to_le_bytes().to_vec();
         bytes.extend(numbers.iter().flat_map(|n| n.to_le_bytes()));
         bytes.extend([u8::from(lock_memory), u8::from(masked_locks)]);
@@ -236,10 +246,12 @@ impl Config {
             ),
             None => "a format that this version does not know".to_owned(),
         };
-        Err(IndexError::BadConfig { why: format!("the index was created with {theirs}; open it with the same") })
+        Err(IndexError::BadConfig {
+            why: format!("the index was created with {theirs}; open it with the same"),
+        })
     }
 
-    fn decode(kept: &[u8]) -> Option<(Self, String)> {
+    pub(super) fn decode(kept: &[u8]) -> Option<(Self, String)> {
         let (format, rest) = kept.split_first_chunk::<4>()?;
         let (numbers, flags) = rest.split_first_chunk::<32>()?;
         if u32::from_le_bytes(*format) != FORMAT {
@@ -255,6 +267,11 @@ impl Config {
             value_bytes: size(1),
             node_bytes: size(2),
             locks: number(3),
+            switches: Switches {
+                lock_memory: lock_memory == 1,
+                masked_locks: masked_locks == 1,
+                ..Switches::SHERMAN
+            },
             ..Self::default()
         };
         Some((config, format!("{width}-bit locks in {place}")))

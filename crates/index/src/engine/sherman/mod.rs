@@ -66,6 +66,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use write::Decision;
 
+/// What the tree is called without the paper's techniques.
+const FG_PLUS: &str = "fg+";
 /// The class of tree nodes, and that of lock tables in main memory.
 const NODES: u16 = 0;
 const LOCKS: u16 = 1;
@@ -86,6 +88,18 @@ impl Sherman {
     /// With these sizes and switches.
     pub fn new(config: Config) -> Self {
         Self { config }
+    }
+
+    /// The engine of an index, with the settings that it was created with.
+    pub fn of(info: &IndexInfo) -> Result<Self, IndexError> {
+        let Some((mut config, _)) = Config::decode(&info.config) else {
+            let why = format!("index '{}' has a format that this version does not know", info.name);
+            return Err(IndexError::BadConfig { why });
+        };
+        if info.engine == FG_PLUS {
+            config.switches = Switches::FG_PLUS;
+        }
+        Ok(Self { config })
     }
 
     fn layouts(&self) -> Result<Layouts, IndexError> {
@@ -156,7 +170,7 @@ impl Engine for Sherman {
     type Index = Tree;
 
     fn name(&self) -> &'static str {
-        if self.config.switches == Switches::FG_PLUS { "fg+" } else { "sherman" }
+        if self.config.switches == Switches::FG_PLUS { FG_PLUS } else { "sherman" }
     }
 
     fn heap_sabotage(&self) -> heap::Sabotage {
@@ -177,7 +191,8 @@ impl Engine for Sherman {
                 surely::write_word(&op, lock_table_pointer(&info, *server), table.to_raw()).await?;
             }
         }
-        let addr = pool.heap().allocate(&op, ServerId::COORDINATOR, node_class(info.id, &self.config)).await?;
+        let addr =
+            pool.heap().allocate(&op, ServerId::COORDINATOR, node_class(info.id, &self.config)).await?;
         let plan = Plan {
             level: 0,
             incarnation: endpoint.random(),
@@ -315,7 +330,9 @@ impl Tree {
         if key.len() == bytes {
             return Ok(());
         }
-        Err(IndexError::BadKey { why: format!("keys of this index have {bytes} bytes, this one has {}", key.len()) })
+        Err(IndexError::BadKey {
+            why: format!("keys of this index have {bytes} bytes, this one has {}", key.len()),
+        })
     }
 
     fn check_value(&self, value: &[u8]) -> Result<(), IndexError> {
@@ -359,16 +376,14 @@ impl OrderedIndex for Tree {
     async fn put_if_absent(&self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
         self.check_key(key)?;
         self.check_value(value)?;
-        let decide =
-            |held: Option<&[u8]>| if held.is_none() { Decision::Put(value) } else { Decision::Keep };
+        let decide = |held: Option<&[u8]>| if held.is_none() { Decision::Put(value) } else { Decision::Keep };
         self.modify(key, &decide).await
     }
 
     async fn update_if_present(&self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
         self.check_key(key)?;
         self.check_value(value)?;
-        let decide =
-            |held: Option<&[u8]>| if held.is_some() { Decision::Put(value) } else { Decision::Keep };
+        let decide = |held: Option<&[u8]>| if held.is_some() { Decision::Put(value) } else { Decision::Keep };
         self.modify(key, &decide).await
     }
 
