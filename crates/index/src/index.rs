@@ -21,6 +21,7 @@
 use crate::Pool;
 use crate::api::{IndexError, KeyValue, OrderedIndex};
 use crate::engine::{AnyAttached, AnyEngine, AnyIndex, Engine};
+use farwood_fabric::control::IndexInfo;
 use farwood_fabric::{Endpoint, SessionId};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -64,24 +65,29 @@ impl Index {
         engine: &AnyEngine,
     ) -> Result<Self, IndexError> {
         engine.create(pool, endpoint, name).await?;
-        Self::attach(pool, endpoint, name, engine.clone()).await
+        let info = pool.open_index(&endpoint.op(), name, None).await?;
+        Self::attach(pool, endpoint, &info, engine.clone()).await
     }
 
-    /// Opens an index that is there, whichever engine made it, with the settings that it was created with.
+    /// Opens an index that is there, whichever engine made it, with the settings that it was created with. Who opens it again shares
+    /// the cache and the local locks of the first.
     pub async fn open(pool: &Pool, endpoint: &Endpoint, name: &str) -> Result<Self, IndexError> {
         let info = pool.open_index(&endpoint.op(), name, None).await?;
-        Self::attach(pool, endpoint, name, AnyEngine::of(&info)?).await
+        Self::attach(pool, endpoint, &info, AnyEngine::of(&info)?).await
     }
 
     async fn attach(
         pool: &Pool,
         endpoint: &Endpoint,
-        name: &str,
+        info: &IndexInfo,
         engine: AnyEngine,
     ) -> Result<Self, IndexError> {
-        let attached = engine.attach(pool, endpoint, name).await?;
-        let inner = Inner { name: name.to_owned(), engine, attached, numbers: Mutex::default() };
-        Ok(Self { inner: Arc::new(inner) })
+        if let Some(inner) = pool.opened(info.id) {
+            return Ok(Self { inner });
+        }
+        let attached = engine.attach(pool, endpoint, &info.name).await?;
+        let inner = Inner { name: info.name.clone(), engine, attached, numbers: Mutex::default() };
+        Ok(Self { inner: pool.remember(info.id, Arc::new(inner)) })
     }
 
     /// Drops an index and frees its memory, once every session has let go of it.

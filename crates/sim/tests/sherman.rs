@@ -52,3 +52,24 @@ fn one() {
     let report = tree(&Config::tiny(), &text.parse().unwrap());
     println!("{:?}", report.marks);
 }
+#[test]
+fn explore() {
+    let Ok(n) = std::env::var("EXPLORE") else { return };
+    let mut config = Config { locks: 512, cache_bytes: 0, ..Config::tiny() };
+    config.sabotage.reuse_without_epoch = true;
+    for (name, keys, ops, sessions, tasks, kills) in
+        [("a", 6, 150, 1, 16, 0), ("b", 10, 150, 1, 16, 0), ("c", 8, 150, 2, 16, 0), ("d", 16, 150, 3, 12, 0)]
+    {
+        let mut caught = vec![];
+        let mut reused = 0;
+        for seed in 0..n.parse().unwrap() {
+            let trial = Trial { seed, keys, ops, sessions, tasks, servers: 1, ..Trial::default() }
+                .with_faults(FaultKind::SlowServer, 2 + kills);
+            match run(&Sherman::new(config.clone()), &trial, Settings::default()) {
+                Ok(r) => reused += r.marks.get("merge").copied().unwrap_or(0),
+                Err(f) => caught.push((seed, f.kind())),
+            }
+        }
+        println!("{name}: {caught:?} merges {reused}");
+    }
+}

@@ -36,6 +36,8 @@ pub struct Switches {
     pub lock_and_read: bool,
     /// The paper's 16-bit locks, four in a word, taken and released by masked CAS. Needs `hierarchical`.
     pub masked_locks: bool,
+    /// The paper's bare 4-bit versions instead of checksums. Wrong where words land in any order, and only good to show that.
+    pub bare_versions: bool,
 }
 
 impl Switches {
@@ -48,6 +50,7 @@ impl Switches {
         two_level_versions: true,
         lock_and_read: true,
         masked_locks: false,
+        bare_versions: false,
     };
     /// The paper's baseline: none of its techniques.
     pub const FG_PLUS: Self = Self {
@@ -58,10 +61,11 @@ impl Switches {
         two_level_versions: false,
         lock_and_read: false,
         masked_locks: false,
+        bare_versions: false,
     };
 
     /// The switches by name, in the paper's order.
-    pub const NAMES: [&'static str; 7] = [
+    pub const NAMES: [&'static str; 8] = [
         "combine",
         "lock_memory",
         "hierarchical",
@@ -69,6 +73,7 @@ impl Switches {
         "two_level_versions",
         "lock_and_read",
         "masked_locks",
+        "bare_versions",
     ];
 
     /// The switch of this name.
@@ -81,6 +86,7 @@ impl Switches {
             "two_level_versions" => &mut self.two_level_versions,
             "lock_and_read" => &mut self.lock_and_read,
             "masked_locks" => &mut self.masked_locks,
+            "bare_versions" => &mut self.bare_versions,
             _ => return None,
         })
     }
@@ -193,8 +199,12 @@ impl Config {
                 self.node_bytes
             ));
         }
-        let leaf = Layout::new(self.key_bytes, self.value_bytes, self.node_bytes);
-        let inner = Layout::new(self.key_bytes, 8, self.node_bytes);
+        let is_bare = self.switches.bare_versions;
+        let layout = |value_bytes| {
+            let layout = Layout::new(self.key_bytes, value_bytes, self.node_bytes);
+            if is_bare { layout.bare() } else { layout }
+        };
+        let (leaf, inner) = (layout(self.value_bytes), layout(8));
         let least = if self.tiny { MIN_ENTRIES_IN_TRIALS } else { MIN_ENTRIES };
         if leaf.capacity().min(inner.capacity()) < least {
             let bytes = self.clone().with_entries(least).node_bytes;
@@ -226,11 +236,11 @@ impl Config {
 
     /// What the catalog keeps: all that everybody who opens the tree must agree on.
     pub(super) fn encode(&self) -> Vec<u8> {
-        let Switches { lock_memory, masked_locks, .. } = self.switches;
+        let Switches { lock_memory, masked_locks, bare_versions, .. } = self.switches;
         let numbers = [self.key_bytes as u64, self.value_bytes as u64, self.node_bytes as u64, self.locks];
         let mut bytes = FORMAT.to_le_bytes().to_vec();
         bytes.extend(numbers.iter().flat_map(|n| n.to_le_bytes()));
-        bytes.extend([u8::from(lock_memory), u8::from(masked_locks)]);
+        bytes.extend([lock_memory, masked_locks, bare_versions].map(u8::from));
         bytes
     }
 
@@ -259,7 +269,7 @@ impl Config {
         }
         let number = |n: usize| numbers[n * 8..n * 8 + 8].try_into().map_or(0, u64::from_le_bytes);
         let size = |n: usize| usize::try_from(number(n)).unwrap_or(usize::MAX);
-        let [lock_memory, masked_locks] = *flags else { return None };
+        let [lock_memory, masked_locks, bare_versions] = *flags else { return None };
         let place = if lock_memory == 1 { "lock memory" } else { "main memory" };
         let width = if masked_locks == 1 { 16 } else { 64 };
         let config = Self {
@@ -270,11 +280,13 @@ impl Config {
             switches: Switches {
                 lock_memory: lock_memory == 1,
                 masked_locks: masked_locks == 1,
+                bare_versions: bare_versions == 1,
                 ..Switches::SHERMAN
             },
             ..Self::default()
         };
-        Some((config, format!("{width}-bit locks in {place}")))
+        let proof = if bare_versions == 1 { "bare versions" } else { "checksums" };
+        Some((config, format!("{width}-bit locks in {place}, {proof}")))
     }
 }
 

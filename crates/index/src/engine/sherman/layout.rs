@@ -11,6 +11,9 @@
 //! META    present 2 bits | version 14 | checksum 48         keyed by index, address, incarnation, generation and block
 //! ```
 //!
+//! With `bare_versions`, an ablation, there are no checksums but the paper's 4-bit versions: a word more at each end of a block,
+//! of which META repeats the low bits, one for either entry, beside those of the generation. The adversary finds it out.
+//!
 //! K and V are the lengths of keys and values, rounded up to words. With 8 B keys and values the header takes 64 bytes, and 24
 //! blocks of 40 fill a node of 1 KiB: 48 entries, 21.3 B each.
 //!
@@ -55,6 +58,8 @@ pub(super) struct Layout {
     pair: usize,
     pub(super) node_bytes: usize,
     blocks: usize,
+    /// Bytes of the version at each end of a block, if there are no checksums.
+    end: usize,
 }
 
 const fn to_words(bytes: usize) -> usize {
@@ -74,7 +79,19 @@ impl Layout {
         let key_stride = to_words(key_bytes);
         let pair = key_stride + to_words(value_bytes);
         let blocks = node_bytes.saturating_sub(header_bytes(key_stride)) / (2 * pair + WORD);
-        Self { key_bytes, value_bytes, key_stride, pair, node_bytes, blocks }
+        Self { key_bytes, value_bytes, key_stride, pair, node_bytes, blocks, end: 0 }
+    }
+
+    /// The same with the paper's versions instead of checksums.
+    #[must_use]
+    pub(super) const fn bare(mut self) -> Self {
+        self.end = WORD;
+        self.blocks = self.node_bytes.saturating_sub(header_bytes(self.key_stride)) / self.block_bytes();
+        self
+    }
+
+    pub(super) const fn is_bare(&self) -> bool {
+        self.end > 0
     }
 
     /// The bytes of the smallest node that holds so many entries.
@@ -107,8 +124,8 @@ impl Layout {
     }
 
     #[inline]
-    const fn block_bytes(&self) -> usize {
-        2 * self.pair + WORD
+    pub(super) const fn block_bytes(&self) -> usize {
+        2 * (self.pair + self.end) + WORD
     }
 
     /// Bytes of a key with its value, in whole words.
@@ -123,7 +140,7 @@ impl Layout {
 
     #[inline]
     pub(super) const fn key_at(&self, slot: usize) -> usize {
-        self.block_at(slot / 2) + (slot % 2) * (self.pair + WORD)
+        self.block_at(slot / 2) + self.end + (slot % 2) * (self.pair + WORD)
     }
 
     #[inline]
@@ -133,7 +150,7 @@ impl Layout {
 
     #[inline]
     pub(super) const fn meta_at(&self, block: usize) -> usize {
-        self.block_at(block) + self.pair
+        self.block_at(block) + self.end + self.pair
     }
 
     #[inline]
@@ -179,6 +196,9 @@ impl Layout {
     /// The checksum of a half, with the bits beside it.
     #[inline]
     pub(super) fn half_checksum(&self, bytes: &[u8], seed: u64, half: usize, bits: u16) -> u64 {
+        if self.is_bare() {
+            return 0;
+        }
         let low = &bytes[LOW_AT..LOW_AT + self.key_stride];
         let rest = &bytes[self.high_at(half)..self.seal_at(half)];
         let hash = xxh3_64_with_seed(low, seed);
@@ -195,12 +215,32 @@ impl Layout {
         block: usize,
         bits: u16,
     ) -> u64 {
+        if self.is_bare() {
+            let (front, rear) = self.ends(block);
+            return u64::from(generation & 15) << 8 | (word(bytes, front) & 15) << 4 | word(bytes, rear) & 15;
+        }
         let at = self.block_at(block);
         let number = u64::from(generation) << 32 | (block as u64 + 1);
         let seed = seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let hash = xxh3_64_with_seed(&bytes[at..at + self.pair], seed);
         let second = at + self.pair + WORD;
         xxh3_64_with_seed(&bytes[second..second + self.pair], hash ^ u64::from(bits)) & CHECKSUM_MASK
+    }
+}
+
+impl Layout {
+    /// The versions at the ends of a block.
+    const fn ends(&self, block: usize) -> (usize, usize) {
+        (self.block_at(block), self.block_at(block) + self.block_bytes() - WORD)
+    }
+
+    /// Counts the versions at the ends of a block on.
+    pub(super) fn count_on(&self, bytes: &mut [u8], block: usize) {
+        let (front, rear) = self.ends(block);
+        for at in [front, rear] {
+            let version = word(bytes, at).wrapping_add(1) & 15;
+            set_word(bytes, at, version);
+        }
     }
 }
 

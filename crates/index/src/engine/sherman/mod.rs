@@ -63,10 +63,11 @@ use restructure::LostSeparator;
 use std::cell::RefCell;
 use std::ops::{Bound, RangeInclusive};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::AtomicU64;
 use write::Decision;
 
-/// What the tree is called without the paper's techniques.
+/// What the tree is called with the paper's techniques, and without all of them.
+const SHERMAN: &str = "sherman";
 const FG_PLUS: &str = "fg+";
 /// The class of tree nodes, and that of lock tables in main memory.
 const NODES: u16 = 0;
@@ -92,8 +93,13 @@ impl Sherman {
 
     /// The engine of an index, with the settings that it was created with.
     pub fn of(info: &IndexInfo) -> Result<Self, IndexError> {
-        let Some((mut config, _)) = Config::decode(&info.config) else {
-            let why = format!("index '{}' has a format that this version does not know", info.name);
+        let decoded =
+            Config::decode(&info.config).filter(|_| [SHERMAN, FG_PLUS].contains(&info.engine.as_str()));
+        let Some((mut config, _)) = decoded else {
+            let why = format!(
+                "index '{}' is no such tree, or one of a format that this version does not know",
+                info.name
+            );
             return Err(IndexError::BadConfig { why });
         };
         if info.engine == FG_PLUS {
@@ -126,8 +132,6 @@ pub(crate) struct Shared {
     cache: Arc<Cache>,
     /// The root as it was last seen: a hint.
     root: AtomicU64,
-    /// Tells acquisitions of this session apart.
-    acquisitions: AtomicU32,
 }
 
 /// A tree as one compute server has it. Cheap to clone.
@@ -170,7 +174,7 @@ impl Engine for Sherman {
     type Index = Tree;
 
     fn name(&self) -> &'static str {
-        if self.config.switches == Switches::FG_PLUS { FG_PLUS } else { "sherman" }
+        if self.config.switches == Switches::FG_PLUS { FG_PLUS } else { SHERMAN }
     }
 
     fn heap_sabotage(&self) -> heap::Sabotage {
@@ -231,7 +235,6 @@ impl Engine for Sherman {
             local: LocalLocks::default(),
             cache,
             root: AtomicU64::new(0),
-            acquisitions: AtomicU32::new(0),
         };
         Ok(Attached { shared: Arc::new(shared) })
     }
@@ -268,6 +271,7 @@ impl Engine for Sherman {
 }
 
 impl Sherman {
+    /// The locks of a tree.
     async fn lock_table(&self, op: &Op, pool: &Pool, info: &IndexInfo) -> Result<LockTable, IndexError> {
         let Switches { lock_memory, masked_locks, .. } = self.config.switches;
         let capabilities = op.endpoint().capabilities();

@@ -320,6 +320,9 @@ impl<B: DerefMut<Target = [u8]>> Node<B> {
     }
 
     fn seal_block_in(&mut self, block: usize, presence: Presence, generation: u16) {
+        if self.layout.is_bare() {
+            self.layout.count_on(&mut self.bytes, block);
+        }
         let bits = presence.next();
         let generation = self.key_of(generation);
         let checksum = self.layout.block_checksum(&self.bytes, self.seed, generation, block, bits);
@@ -331,6 +334,9 @@ impl<B: DerefMut<Target = [u8]>> Node<B> {
     }
 
     fn meta_patch(&self, block: usize) -> Patch {
+        if self.layout.is_bare() {
+            return self.patch(self.layout.block_at(block), self.layout.block_bytes());
+        }
         self.patch(self.layout.meta_at(block), 8)
     }
 
@@ -349,6 +355,9 @@ impl<B: DerefMut<Target = [u8]>> Node<B> {
         self.bytes[at..at + value.len()].copy_from_slice(value);
         let presence = self.presence(slot);
         self.seal_block(slot / 2, presence);
+        if self.layout.is_bare() {
+            return SmallVec::from_iter([self.meta_patch(slot / 2)]);
+        }
         let meta = self.layout.meta_at(slot / 2);
         let (from, to) =
             if slot % 2 == 0 { (at, meta + 8) } else { (meta, self.layout.value_at(slot) + to_words(value)) };

@@ -26,7 +26,6 @@ use farwood_fabric::{Batch, Buf, FabricError, GlobalAddr, Op, RegionId, ServerId
 use local::{LockKey, Tried};
 use smallvec::SmallVec;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 /// How often a lock is tried for before the operation fails. With the waits below this is far beyond a lease.
 const MAX_ATTEMPTS: u32 = 1_000_000;
@@ -99,9 +98,13 @@ pub(super) struct Write {
 }
 
 impl LockTable {
+    /// In lock memory, which all trees of a pool share: locks of a word each have its first half, those that share words the
+    /// second, since a word that is released by a plain WRITE must be one lock's alone.
     pub(super) fn in_lock_memory(servers: &[ServerId], bytes: u64, most: u64, masked: bool) -> Self {
-        let bases = servers.iter().map(|server| GlobalAddr::new(*server, RegionId::LOCK, 0)).collect();
-        Self::new(bases, bytes, 8, most, masked)
+        let half = bytes / 16 * 8;
+        let from = if masked { half } else { 0 };
+        let bases = servers.iter().map(|server| GlobalAddr::new(*server, RegionId::LOCK, from)).collect();
+        Self::new(bases, half, 8, most, masked)
     }
 
     /// In tables of so many bytes. In main memory locks are as far apart as in FG, which has them in its nodes: a NIC tells
@@ -136,7 +139,7 @@ impl LockAt {
     }
 
     /// The owner, as the word says.
-    fn owner(self, word: u64) -> SessionId {
+    pub(super) fn owner(self, word: u64) -> SessionId {
         if self.mask == u64::MAX {
             return LockWord::from_raw(word).owner;
         }
@@ -159,7 +162,7 @@ impl Shared {
         if at.mask != u64::MAX {
             return u64::from(owner.get()) << (16 * at.lane);
         }
-        let sequence = self.acquisitions.fetch_add(1, Ordering::Relaxed);
+        let sequence = self.pool.next_acquisition();
         LockWord { owner, sequence, flags: handle }.to_raw()
     }
 }

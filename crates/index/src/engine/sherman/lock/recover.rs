@@ -3,8 +3,9 @@
 
 use super::{LANES, LockAt, LockTable, MAX_LOST};
 use crate::api::IndexError;
-use crate::engine::sherman::Shared;
+use crate::engine::sherman::{Shared, Sherman};
 use crate::shared::{intents, surely};
+use farwood_fabric::control::IndexState;
 use farwood_fabric::session::Estate;
 use farwood_fabric::{Batch, GlobalAddr, Op, SessionId, marks};
 
@@ -12,6 +13,12 @@ use farwood_fabric::{Batch, GlobalAddr, Op, SessionId, marks};
 const STEP: usize = 1024;
 
 impl LockTable {
+    /// Whether all locks of the other table are locks of this one.
+    fn covers(&self, other: &Self) -> bool {
+        (&self.bases, self.stride, self.masked) == (&other.bases, other.stride, other.masked)
+            && self.count >= other.count
+    }
+
     /// All locks that are held, and by whom. Two words are never read at one instant; for locks of the dead that is no matter.
     pub(in super::super) async fn held(&self, op: &Op) -> Result<Vec<(LockAt, u64)>, IndexError> {
         let mut held = Vec::new();
@@ -48,10 +55,12 @@ impl Shared {
             if !self.config.sabotage.forget_intents {
                 intents::replay(op, estate).await?;
             }
-            for (at, word) in self.locks.held(op).await? {
-                if at.owner(word) == victim {
-                    self.free(op, at, word).await?;
-                    marks::hit("lock_of_the_dead_released");
+            for table in self.all_tables(op).await? {
+                for (at, word) in table.held(op).await? {
+                    if at.owner(word) == victim {
+                        self.free(op, at, word).await?;
+                        marks::hit("lock_of_the_dead_released");
+                    }
                 }
             }
             Ok(())
@@ -61,6 +70,23 @@ impl Shared {
             marks::hit("session_recovered");
         }
         Ok(())
+    }
+
+    /// The lock tables of all trees of the pool: a session that dies may have worked on several, and is recovered once.
+    async fn all_tables(&self, op: &Op) -> Result<Vec<LockTable>, IndexError> {
+        let mut tables = vec![self.locks.clone()];
+        for info in self.pool.list_indexes(op).await? {
+            // One that is being made, or dropped, has no locks that anybody waits for.
+            if info.state != IndexState::Ready || info.id == self.info.id {
+                continue;
+            }
+            let Ok(tree) = Sherman::of(&info) else { continue };
+            let table = tree.lock_table(op, &self.pool, &info).await?;
+            if !tables.iter().any(|other| other.covers(&table)) {
+                tables.push(table);
+            }
+        }
+        Ok(tables)
     }
 
     /// Frees a lock whose owner is fenced. Nobody else writes it, or it is freed by an atomic.
