@@ -13,6 +13,7 @@ mod report;
 mod serve;
 mod simulate;
 mod status;
+mod store;
 mod units;
 
 use clap::{Parser, Subcommand};
@@ -34,6 +35,22 @@ enum Command {
     Status(status::Arguments),
     /// List RDMA devices, what they can do, and what Farwood will use of it
     Devices(devices::Arguments),
+    /// Create an index in a pool
+    Create(store::Create),
+    /// Print the value of a key
+    Get(store::Get),
+    /// Set the value of a key
+    Put(store::Put),
+    /// Remove a key
+    Del(store::Get),
+    /// Print a range of keys and values
+    Scan(store::Scan),
+    /// Walk a whole index that nobody writes to and verify it
+    Check(store::Whole),
+    /// Drop an index and free its memory
+    Drop(store::Whole),
+    /// List the indexes of a pool
+    List(store::Place),
     /// Try a structure in simulated worlds, under an adversary, and check everything it does
     Simulate(simulate::Arguments),
     /// Load an index, run a workload on it, and say what every operation cost
@@ -51,6 +68,14 @@ fn main() -> ExitCode {
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),
+        Command::Create(arguments) => store::create(&arguments),
+        Command::Get(arguments) => store::get(&arguments),
+        Command::Put(arguments) => store::put(&arguments),
+        Command::Del(arguments) => store::delete(&arguments),
+        Command::Scan(arguments) => store::scan(&arguments),
+        Command::Check(arguments) => store::check(&arguments),
+        Command::Drop(arguments) => store::drop_index(&arguments),
+        Command::List(place) => store::list(&place),
         Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Probe(arguments) => probe::run(&arguments),

@@ -26,6 +26,11 @@ pub enum IndexError {
         /// Why not.
         why: String,
     },
+    /// The index cannot be made, or opened, with these settings.
+    BadConfig {
+        /// Why not.
+        why: String,
+    },
     /// No memory is left. The operation did not happen.
     PoolFull(ControlError),
     /// The index is being dropped, or is gone.
@@ -68,6 +73,7 @@ impl fmt::Display for IndexError {
             ),
             Self::BadKey { why } => write!(f, "this index cannot store the key: {why}"),
             Self::BadValue { why } => write!(f, "this index cannot store the value: {why}"),
+            Self::BadConfig { why } => write!(f, "the index cannot have these settings: {why}"),
             Self::PoolFull(error) => error.fmt(f),
             Self::Dropped => f.write_str("the index was dropped"),
             Self::Contended { what, attempts } => {

@@ -4,18 +4,24 @@
 //! |---|---|
 //! | [`api`] | the operations that every index offers, and their errors |
 //! | [`engine`] | what an engine supplies beside its operations |
+//! | [`index`] | an index by name: create, open, drop |
+//! | [`client`] | the same for programs with threads and runtimes of their own |
 //! | [`pool`] | a compute server's membership in a pool, and the catalog: create, open, list, drop |
-//! | [`shared`] | what engines share: whole reads, remote locks, the object heap |
+//! | [`shared`] | what engines share: whole reads, remote locks, intents, the object heap |
 //!
 //! Engines never import each other, and nothing here knows which transport it runs on.
 
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod client;
 pub mod engine;
+pub mod index;
 pub mod pool;
 pub mod shared;
 
 pub use api::{IndexError, KeyValue, OrderedIndex};
-pub use engine::Engine;
+pub use client::Client;
+pub use engine::{AnyEngine, Engine};
+pub use index::Index;
 pub use pool::Pool;

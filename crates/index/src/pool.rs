@@ -1,18 +1,21 @@
 //! A compute server's membership in a pool, and the pool's catalog: create, open, list, drop.
 
 use crate::shared::heap::{self, Heap};
+use crate::shared::intents::Intents;
 use farwood_fabric::control::{ControlError, IndexId, IndexInfo, IndexState, Reply, Request};
 use farwood_fabric::session::Estate;
 use farwood_fabric::{
     CallError, Cluster, Endpoint, FabricError, Op, ServerId, Session, SessionId, SessionOptions,
 };
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::any::Any;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// How often a drop waits for others to let go of the index.
-const MAX_DROP_WAITS: u32 = 100;
-/// How long one such wait takes.
-const WAIT_NS: u64 = 200_000;
+/// How often a drop waits for others to let go of the index, each time twice as long as before, up to a limit.
+const MAX_DROP_WAITS: u32 = 200;
+const FIRST_WAIT_NS: u64 = 100_000;
+const LONGEST_WAIT_NS: u64 = 20_000_000;
 
 /// What became of a dead session's belongings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,10 +31,17 @@ pub struct Recovered {
 pub struct Pool {
     session: Session,
     heap: Heap,
+    intents: Intents,
     /// Whom this session is cleaning up after. The coordinator lets one session adopt a victim at a time, but cannot tell that
     /// session's tasks apart.
     recovering: Arc<Mutex<BTreeSet<SessionId>>>,
+    /// Tells acquisitions of locks by this session apart, whichever of its indexes they are for: indexes share lock memory.
+    acquisitions: Arc<AtomicU32>,
+    /// Indexes that are open, so that those who open one again share its cache and its local locks.
+    open: Arc<Mutex<OpenIndexes>>,
 }
+
+type OpenIndexes = BTreeMap<IndexId, Weak<dyn Any + Send + Sync>>;
 
 /// Ends an entry in [`Pool::recovering`], also when the recovery is cut short.
 struct Recovering<'a> {
@@ -68,7 +78,9 @@ impl Pool {
     ) -> Result<Self, FabricError> {
         let session = Session::open(cluster, options).await?;
         let heap = Heap::new(&session, sabotage);
-        Ok(Self { session, heap, recovering: Arc::default() })
+        let intents = Intents::new(&session);
+        let (recovering, acquisitions, open) = (Arc::default(), Arc::default(), Arc::default());
+        Ok(Self { session, heap, intents, recovering, acquisitions, open })
     }
 
     /// The session.
@@ -79,6 +91,35 @@ impl Pool {
     /// The heap that all indexes of this session share.
     pub fn heap(&self) -> &Heap {
         &self.heap
+    }
+
+    /// The room for intents that all indexes of this session share.
+    pub fn intents(&self) -> &Intents {
+        &self.intents
+    }
+
+    /// A number for the next acquisition of a lock, by any task and for any index of this session; wraps.
+    pub fn next_acquisition(&self) -> u32 {
+        self.acquisitions.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// What this session has of an index that is open, if it has.
+    pub(crate) fn opened<T: Send + Sync + 'static>(&self, index: IndexId) -> Option<Arc<T>> {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.get(&index)?.upgrade()?.downcast().ok()
+    }
+
+    /// Remembers what this session has of an index, for as long as somebody has it; what others have remembered meanwhile
+    /// comes first.
+    pub(crate) fn remember<T: Send + Sync + 'static>(&self, index: IndexId, opened: Arc<T>) -> Arc<T> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let earlier = open.get(&index).and_then(Weak::upgrade).and_then(|any| any.downcast().ok());
+        earlier.unwrap_or_else(|| {
+            open.retain(|_, other| other.strong_count() > 0);
+            let any: Arc<dyn Any + Send + Sync> = Arc::clone(&opened) as _;
+            open.insert(index, Arc::downgrade(&any));
+            opened
+        })
     }
 
     /// Enters a new index into the catalog. Nobody can open it until [`Pool::index_ready`].
@@ -133,11 +174,13 @@ impl Pool {
         };
         // This operation must not hold the epoch that the flush waits for.
         drop(op);
+        let mut wait_ns = FIRST_WAIT_NS;
         for _ in 0..MAX_DROP_WAITS {
             if self.session.heartbeat(endpoint).await?.flushed_through >= generation {
                 return self.finish_drop(&endpoint.op(), &info).await;
             }
-            endpoint.sleep(WAIT_NS).await;
+            endpoint.sleep(wait_ns).await;
+            wait_ns = LONGEST_WAIT_NS.min(wait_ns * 2);
         }
         Err(CallError::Control(ControlError::DropPending { name: name.to_owned() }).into())
     }

@@ -44,6 +44,7 @@ mod catalog;
 mod chunks;
 pub mod config;
 mod control;
+mod embedded;
 mod epochs;
 mod host;
 pub mod layout;
@@ -52,4 +53,5 @@ mod sessions;
 pub mod testing;
 
 pub use config::ServerConfig;
+pub use embedded::embedded;
 pub use server::MemoryServer;

@@ -25,7 +25,7 @@ use fastrand::Rng;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::Bound;
+use std::ops::{Bound, RangeInclusive};
 use std::rc::Rc;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -35,6 +35,8 @@ const LEASE_NS: Nanos = MILLISECOND;
 const HEARTBEAT_NS: Nanos = 100 * MICROSECOND;
 /// How often a fenced compute server starts anew.
 const MAX_LIVES: u32 = 5;
+/// After so many operations tasks turn from filling the index to emptying it, and back.
+const PHASE_OPS: u32 = 32;
 /// What the index is called.
 const INDEX: &str = "tried";
 /// How often the driver looks whether the dead can be recovered.
@@ -450,6 +452,7 @@ async fn live<E: Engine>(
         .map(|task| {
             let (pool, attached, engine) = (pool.clone(), attached.clone(), engine.clone());
             let (log, left, keys) = (Rc::clone(log), Rc::clone(left), trial.keys);
+            let sizes = engine.value_bytes();
             let seed = trial.seed ^ u64::from(client) << 40 ^ u64::from(life) << 32 ^ u64::from(task) << 16;
             keeper.spawn(async move {
                 let endpoint = pool.session().endpoint()?;
@@ -457,7 +460,14 @@ async fn live<E: Engine>(
                 let mut rng = Rng::with_seed(seed);
                 let mut seen = BTreeMap::new();
                 while left.borrow()[usize::from(task)] > 0 {
-                    let action = random_action(&mut rng, keys, &mut log.borrow_mut().values, &seen);
+                    let shrinking = left.borrow()[usize::from(task)] / PHASE_OPS % 2 == 1;
+                    let action = random_action(
+                        &mut rng,
+                        (keys, &sizes),
+                        shrinking,
+                        &mut log.borrow_mut().values,
+                        &seen,
+                    );
                     left.borrow_mut()[usize::from(task)] -= 1;
                     perform(&index, &log, client * 100 + u32::from(task), action, &mut seen).await?;
                 }
@@ -485,18 +495,25 @@ async fn live<E: Engine>(
 }
 
 /// Draws one operation. `seen` is what the task last saw under each key, for comparisons that have a chance.
-fn random_action(rng: &mut Rng, keys: u64, values: &mut u64, seen: &BTreeMap<Key, Option<Value>>) -> Action {
+fn random_action(
+    rng: &mut Rng,
+    (keys, sizes): (u64, &RangeInclusive<usize>),
+    shrinking: bool,
+    values: &mut u64,
+    seen: &BTreeMap<Key, Option<Value>>,
+) -> Action {
     let kind = rng.u8(0..100);
     let key = rng.u64(0..keys).to_be_bytes().to_vec();
     let mut value = || {
         *values += 1;
         let mut value = values.to_le_bytes().to_vec();
         // Of many lengths, and full to the last word, so that a torn value shows.
-        value.resize(rng.usize(8..90), value[0] | 1);
+        value.resize(rng.usize(sizes.clone()), value[0] | 1);
         value
     };
     match kind {
         0..35 => Action::Get { key },
+        35..52 if shrinking => Action::Delete { key },
         35..60 => Action::Put { key, value: value() },
         60..65 => Action::PutIfAbsent { key, value: value() },
         65..70 => Action::UpdateIfPresent { key, value: value() },

@@ -2,6 +2,7 @@
 //! still fails, and the same trial without the mistake is clean.
 
 use farwood_fabric::transport::sim::Sabotage;
+use farwood_index::engine::sherman::{Config, Sherman, Switches};
 use farwood_sim::reference::{Bugs, cells::Cells, records::Records};
 use farwood_sim::shrink::shrink;
 use farwood_sim::trial::{Failure, FaultKind, Settings, Trial, run};
@@ -112,4 +113,156 @@ fn an_intent_that_does_not_name_its_lock() {
         |trial| cells(trial, bugs, Sabotage::default()),
         |trial| cells(trial, Bugs::default(), Sabotage::default()),
     );
+}
+
+fn tree(trial: &Trial, config: Config, sabotage: Sabotage) -> Result<(), Failure> {
+    run(&Sherman::new(config), trial, Settings { sabotage }).map(drop)
+}
+
+/// A mistake of a tree in these worlds is caught.
+fn tree_bug_is_caught(
+    bug: &str,
+    config: &Config,
+    set: impl Fn(&mut farwood_index::engine::sherman::Sabotage),
+    trial_of: impl Fn(u64) -> Trial,
+) -> Failure {
+    let mut wrong = config.clone();
+    set(&mut wrong.sabotage);
+    must_be_caught(
+        bug,
+        trial_of,
+        |trial| tree(trial, wrong.clone(), Sabotage::default()),
+        |trial| tree(trial, config.clone(), Sabotage::default()),
+    )
+}
+
+/// Keys for some leaves of four.
+fn bushy(seed: u64) -> Trial {
+    Trial { seed, keys: 16, ops: 60, ..Trial::default() }
+}
+
+/// Values of several words, which can be left half old and half new.
+fn long_values() -> Config {
+    Config { value_bytes: 40, ..Config::tiny() }.with_entries(4)
+}
+
+#[test]
+fn a_tree_that_unlocks_before_it_writes() {
+    tree_bug_is_caught(
+        "unlock_before_write_back",
+        &Config::tiny(),
+        |s| s.unlock_before_write_back = true,
+        crowded,
+    );
+}
+
+#[test]
+fn a_tree_that_hands_a_lock_over_before_its_write_has_completed() {
+    tree_bug_is_caught(
+        "handover_before_completion",
+        &Config::tiny(),
+        |s| s.handover_before_completion = true,
+        crowded,
+    );
+}
+
+#[test]
+fn a_masked_lock_released_by_a_plain_write() {
+    let mut config = Config::tiny();
+    config.switches = Switches { masked_locks: true, ..config.switches };
+    tree_bug_is_caught(
+        "plain_masked_release",
+        &config,
+        |s| s.plain_masked_release = true,
+        |seed| Trial { ops: 20, ..bushy(seed) },
+    );
+}
+
+#[test]
+fn a_tree_that_skips_checksums() {
+    tree_bug_is_caught("skip_checksum", &long_values(), |s| s.skip_checksum = true, crowded);
+}
+
+#[test]
+fn bare_versions_of_four_bits() {
+    let right = Config { node_bytes: 176, ..Config::tiny() };
+    let mut wrong = right.clone();
+    wrong.switches.bare_versions = true;
+    must_be_caught(
+        "bare_versions",
+        crowded,
+        |trial| tree(trial, wrong.clone(), Sabotage::default()),
+        |trial| tree(trial, right.clone(), Sabotage::default()),
+    );
+}
+
+#[test]
+fn a_checksum_without_the_version_of_its_node() {
+    tree_bug_is_caught(
+        "checksum_without_version",
+        &Config::tiny(),
+        |s| s.checksum_without_version = true,
+        bushy,
+    );
+}
+
+#[test]
+fn a_tree_that_frees_nodes_without_an_epoch() {
+    // Fences and levels hide most of it. One session on one server uses a node again at once, and without a cache operations
+    // hold many addresses that they believe in.
+    let config = Config { cache_bytes: 0, locks: 512, ..Config::tiny() };
+    let hasty = |seed| {
+        let trial =
+            Trial { seed, servers: 1, sessions: 1, tasks: 16, ops: 150, keys: 10, ..Trial::default() };
+        trial.with_faults(FaultKind::SlowServer, 2)
+    };
+    tree_bug_is_caught("tree: reuse_without_epoch", &config, |s| s.reuse_without_epoch = true, hasty);
+}
+
+#[test]
+fn a_tree_that_trusts_what_its_cache_leads_to() {
+    tree_bug_is_caught("tree: trust_hint", &Config::tiny(), |s| s.trust_hint = true, bushy);
+}
+
+#[test]
+fn a_tree_that_does_not_look_at_fences() {
+    tree_bug_is_caught("skip_fences", &Config::tiny(), |s| s.skip_fences = true, bushy);
+}
+
+#[test]
+fn a_merge_that_waits_for_its_second_lock() {
+    tree_bug_is_caught(
+        "wait_for_second_lock",
+        &Config::tiny(),
+        |s| s.wait_for_second_lock = true,
+        |seed| Trial { ops: 40, ..bushy(seed) },
+    );
+}
+
+#[test]
+fn a_late_write_into_a_tree_after_a_reconnect() {
+    let sabotage = Sabotage { reconnect_without_fence: true };
+    must_be_caught(
+        "tree: reconnect_without_fence",
+        |seed| crowded(seed).with_faults(FaultKind::LoseCompletion, 8),
+        |trial| tree(trial, Config::tiny(), sabotage),
+        |trial| tree(trial, Config::tiny(), Sabotage::default()),
+    );
+}
+
+#[test]
+fn a_scan_that_trusts_its_cache() {
+    tree_bug_is_caught("scan_trusts_cache", &Config::tiny(), |s| s.scan_trusts_cache = true, bushy);
+}
+
+#[test]
+fn an_intent_of_the_dead_that_is_forgotten() {
+    let kills = |seed| crowded(seed).with_faults(FaultKind::Kill, 4);
+    tree_bug_is_caught("forget_intents", &long_values(), |s| s.forget_intents = true, kills);
+}
+
+#[test]
+fn a_node_of_the_dead_that_is_not_mended() {
+    let kills = |seed| bushy(seed).with_faults(FaultKind::Kill, 4);
+    tree_bug_is_caught("skip_repair", &Config::tiny(), |s| s.skip_repair = true, kills);
 }

@@ -44,6 +44,7 @@ pub mod shm;
 pub mod sim;
 pub(crate) mod stream;
 pub mod tcp;
+pub mod url;
 pub mod verbs;
 
 use crate::addr::{ServerId, SessionId};

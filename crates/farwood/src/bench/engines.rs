@@ -2,6 +2,8 @@
 
 use super::baseline::{Nothing, ShardedMap};
 use crate::fleet::Transport;
+use crate::units::Size;
+use farwood_index::engine::sherman::{Config, Sherman, Switches};
 use farwood_sim::reference::Bugs;
 use farwood_sim::reference::cells::Cells;
 use farwood_sim::reference::records::Records;
@@ -14,10 +16,24 @@ pub(super) enum Choice {
     Null(Nothing),
     Cells(Cells),
     Records(Records),
+    Sherman(Sherman),
+}
+
+/// What an engine is to hold.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    /// The most keys there can be.
+    pub(super) keys: u64,
+    /// Bytes of a key, if all have as many.
+    pub(super) key_bytes: Option<usize>,
+    /// Bytes of a value, if all have as many.
+    pub(super) value_bytes: Option<usize>,
 }
 
 /// Names, and what they are.
-pub(super) const ENGINES: [(&str, &str); 4] = [
+pub(super) const ENGINES: [(&str, &str); 6] = [
+    ("sherman", "a B-link tree with hierarchical locks and entry-sized writes (Sherman, SIGMOD '22)"),
+    ("fg+", "the same tree with none of the paper's techniques: the paper's baseline"),
     ("btreemap", "a sharded BTreeMap behind locks, on local only: the baseline"),
     (
         "cells",
@@ -31,13 +47,16 @@ pub(super) const ENGINES: [(&str, &str); 4] = [
 ];
 
 impl Choice {
-    /// The engine of this name, for `capacity` keys at most, with these switches.
-    pub(super) fn new(name: &str, capacity: u64, switches: &[(String, String)]) -> Result<Self, String> {
+    /// The engine of this name, for such a load, with these switches.
+    pub(super) fn new(name: &str, load: Load, switches: &[(String, String)]) -> Result<Self, String> {
+        let capacity = load.keys;
         let mut choice = match name {
             "btreemap" => Self::BTreeMap(ShardedMap::new(ShardedMap::DEFAULT_SHARDS)),
             "null" => Self::Null(Nothing::default()),
             "cells" => Self::Cells(Cells { keys: capacity, bugs: Bugs::default() }),
             "records" => Self::Records(Records { keys: capacity, bugs: Bugs::default() }),
+            "sherman" => Self::Sherman(sherman(name, Config::default(), load)?),
+            "fg+" => Self::Sherman(sherman(name, Config::fg_plus(), load)?),
             _ => {
                 let names = ENGINES.map(|(name, _)| name).join(", ");
                 return Err(format!("--engine: there is no '{name}'; there are {names}"));
@@ -58,6 +77,7 @@ impl Choice {
             (Self::BTreeMap(_), _) => {
                 return Err(format!("--set: {engine} has no switch '{switch}'; it has: shards"));
             }
+            (Self::Sherman(tree), switch) => return set_sherman(&mut tree.config, engine, switch, value),
             _ => return Err(format!("--set: {engine} has no switch '{switch}', nor any other")),
         }
         Ok(())
@@ -78,6 +98,37 @@ impl Choice {
     }
 }
 
+/// The tree for keys and values of this size.
+fn sherman(name: &str, config: Config, load: Load) -> Result<Sherman, String> {
+    let (Some(key_bytes), Some(value_bytes)) = (load.key_bytes, load.value_bytes) else {
+        return Err(format!(
+            "--engine: keys and values of {name} have one length; choose such a --key-set and --value-size"
+        ));
+    };
+    Ok(Sherman::new(config.sized(key_bytes, value_bytes)))
+}
+
+fn set_sherman(config: &mut Config, engine: &str, switch: &str, value: &str) -> Result<(), String> {
+    let bad = |what: &str| format!("--set {switch}={value}: {what}");
+    if let Some(technique) = config.switches.by_name(switch) {
+        *technique = value.parse().map_err(|_| bad("a technique is true or false"))?;
+        return Ok(());
+    }
+    let size = || value.parse::<Size>().map(|size| size.0).map_err(|error| bad(&error));
+    match switch {
+        "cache_bytes" => config.cache_bytes = size()?,
+        "node_bytes" => config.node_bytes = usize::try_from(size()?).map_err(|_| bad("that is too large"))?,
+        "locks" => config.locks = value.parse().map_err(|_| bad("locks are a number"))?,
+        _ => {
+            let techniques = Switches::NAMES.join(", ");
+            return Err(format!(
+                "--set: {engine} has no switch '{switch}'; it has: {techniques}, cache_bytes, node_bytes, locks"
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Runs `$body` with `$engine` bound to the engine itself, whichever it is.
 macro_rules! with_engine {
     ($choice:expr, $engine:ident => $body:expr) => {
@@ -86,6 +137,7 @@ macro_rules! with_engine {
             $crate::bench::engines::Choice::Null($engine) => $body,
             $crate::bench::engines::Choice::Cells($engine) => $body,
             $crate::bench::engines::Choice::Records($engine) => $body,
+            $crate::bench::engines::Choice::Sherman($engine) => $body,
         }
     };
 }
@@ -95,23 +147,32 @@ pub(super) use with_engine;
 mod tests {
     use super::*;
 
+    const LOAD: Load = Load { keys: 10, key_bytes: Some(8), value_bytes: Some(8) };
+
     #[test]
     fn every_engine_listed_exists_and_no_other() {
         for (name, _) in ENGINES {
-            assert!(Choice::new(name, 10, &[]).is_ok(), "{name}");
+            assert!(Choice::new(name, LOAD, &[]).is_ok(), "{name}");
         }
-        assert!(Choice::new("bplus", 10, &[]).is_err());
+        assert!(Choice::new("bplus", LOAD, &[]).is_err());
     }
 
     #[test]
     fn switches_belong_to_their_engine() {
         let set = |engine, switch: &str, value: &str| {
-            Choice::new(engine, 10, &[(switch.to_owned(), value.to_owned())])
+            Choice::new(engine, LOAD, &[(switch.to_owned(), value.to_owned())])
         };
         assert!(set("btreemap", "shards", "8").is_ok());
-        for (engine, switch, value) in
-            [("btreemap", "shards", "0"), ("btreemap", "shads", "8"), ("cells", "shards", "8")]
-        {
+        assert!(
+            set("sherman", "lock_and_read", "false").is_ok() && set("fg+", "cache_bytes", "1MiB").is_ok()
+        );
+        for (engine, switch, value) in [
+            ("btreemap", "shards", "0"),
+            ("btreemap", "shads", "8"),
+            ("cells", "shards", "8"),
+            ("sherman", "combine", "yes"),
+            ("sherman", "shards", "8"),
+        ] {
             assert!(set(engine, switch, value).is_err(), "{engine} {switch}={value}");
         }
     }

@@ -23,7 +23,7 @@ mod verify;
 use crate::fleet::{Fleet, MAX_CLIENTS, Shape, Transport, TransportArguments, World};
 use crate::report::{JsonFile, Wall, unless_broken_pipe};
 use crate::units::{Size, check_seconds};
-use engines::{Choice, ENGINES, with_engine};
+use engines::{Choice, ENGINES, Load, with_engine};
 use farwood_fabric::clock::RealClock;
 use farwood_workload::{Chooser, KeyKind, KeySet, Stream, StreamOptions, Values, Workload};
 use join::{Joint, MAX_PROCESSES};
@@ -253,6 +253,16 @@ impl Plan {
         u64::from(self.compute) * u64::from(self.threads) * u64::from(self.tasks)
     }
 
+    fn load(&self) -> Load {
+        let key_bytes = match self.key_kind {
+            KeyKind::U64 { bytes } | KeyKind::Sequential { bytes } => usize::try_from(bytes).ok(),
+            KeyKind::Email => None,
+        };
+        let (least, most) = self.values.bounds();
+        let value_bytes = if least == most { usize::try_from(least).ok() } else { None };
+        Load { keys: self.capacity(), key_bytes, value_bytes }
+    }
+
     /// The most keys there can be, as far as it is known.
     fn capacity(&self) -> u64 {
         let inserted = match self.ops {
@@ -281,7 +291,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let engines: Vec<&str> = arguments.engine.split(',').collect();
     let mut choices = Vec::new();
     for name in &engines {
-        let choice = Choice::new(name, plan.capacity(), &plan.set)?;
+        let choice = Choice::new(name, plan.load(), &plan.set)?;
         choice.check(&plan.transport, plan.key_kind)?;
         choices.push(choice);
     }

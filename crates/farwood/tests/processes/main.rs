@@ -12,6 +12,7 @@ mod lines;
 mod parts;
 mod status;
 mod stopped;
+mod store;
 mod tcp;
 mod world;
 

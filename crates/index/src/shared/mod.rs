@@ -5,9 +5,11 @@
 //! | [`whole`] | proof that an object was read whole, on every transport |
 //! | [`lock`] | the 64-bit remote lock word |
 //! | [`heap`] | remote objects: allocation, safe reuse, what a dead session left behind |
+//! | [`intents`] | what a session is in the middle of, so that others can finish it |
 //! | [`surely`] | verbs that are repeated through lost completions |
 
 pub mod heap;
+pub mod intents;
 pub mod lock;
 pub mod surely;
 pub mod whole;

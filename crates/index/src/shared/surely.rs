@@ -53,3 +53,14 @@ pub async fn write_word(op: &Op, addr: GlobalAddr, word: u64) -> Result<(), Fabr
     }
     Err(FabricError::RetriesExhausted { what: "a WRITE", attempts: MAX_LOST })
 }
+
+/// WRITEs bytes that nobody else writes, through lost completions.
+pub async fn write(op: &Op, addr: GlobalAddr, data: &[u8]) -> Result<(), FabricError> {
+    for _ in 0..MAX_LOST {
+        match op.write(addr, op.endpoint().buf_of(data)).await {
+            Ok(()) => return Ok(()),
+            Err(error) => reconnected(op, error).await?,
+        }
+    }
+    Err(FabricError::RetriesExhausted { what: "a WRITE", attempts: MAX_LOST })
+}

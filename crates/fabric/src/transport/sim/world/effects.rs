@@ -1,10 +1,23 @@
 //! How verbs take effect: whole, or in pieces where somebody could notice.
 
 use super::{Action, Event, Masks, World};
+use crate::addr::RegionId;
 use crate::clock::Nanos;
 use crate::transport::sim::tear::{Limits, Torn};
 use smallvec::SmallVec;
 use std::hash::Hasher;
+
+/// How many atomics are remembered.
+const MAX_RECENT_ATOMICS: usize = 32;
+
+/// An atomic that changed a word.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RecentAtomic {
+    flight: usize,
+    serial: u32,
+    at: Nanos,
+    place: (usize, RegionId, usize),
+}
 
 impl World {
     pub(super) fn open_conflicts(&self, key: usize) -> impl Iterator<Item = usize> + '_ {
@@ -101,7 +114,47 @@ impl World {
         }
     }
 
+    /// Whether a WRITE within one word is lost: an atomic, still on its way, had read the word before and wrote it back after.
+    fn is_lost_to_atomic(&mut self, key: usize) -> bool {
+        if self.recent_atomics.is_empty() {
+            return false;
+        }
+        let (place, since) = (self.place(key), self.now.saturating_sub(self.config.window_ns));
+        let is_racing = |atomic: &RecentAtomic| {
+            let flying = self.flights.get(atomic.flight).filter(|flight| flight.serial == atomic.serial);
+            let under_way = flying.is_some_and(|flight| flight.landed.is_none());
+            atomic.flight != key && atomic.place == place && atomic.at >= since && under_way
+        };
+        let racing = self.recent_atomics.iter().any(is_racing);
+        racing && self.flights[key].verbs[self.flights[key].next].in_one_word() && self.rng.bool()
+    }
+
+    /// Which word the current verb of a flight begins in.
+    fn place(&self, key: usize) -> (usize, RegionId, usize) {
+        let flight = &self.flights[key];
+        let verb = &flight.verbs[flight.next];
+        (self.connections[flight.connection].server, verb.region, verb.offset / 8)
+    }
+
+    fn note_atomic(&mut self, key: usize) {
+        let adversarial = self.config.tear && self.cost.is_none();
+        if adversarial {
+            if self.recent_atomics.len() == MAX_RECENT_ATOMICS {
+                self.recent_atomics.pop_front();
+            }
+            let (place, serial) = (self.place(key), self.flights[key].serial);
+            self.recent_atomics.push_back(RecentAtomic { flight: key, serial, at: self.now, place });
+        }
+    }
+
     pub(super) fn apply_whole(&mut self, key: usize) {
+        if matches!(self.flights[key].verbs[self.flights[key].next].action, Action::Write)
+            && self.is_lost_to_atomic(key)
+        {
+            self.effect_noted(key);
+            return;
+        }
+        let mut changed = false;
         let flight = &mut self.flights[key];
         let server = self.connections[flight.connection].server;
         let verb = &mut flight.verbs[flight.next];
@@ -114,8 +167,12 @@ impl World {
                 verb.previous = before;
                 if let Some(after) = after_atomic(&verb.action, before) {
                     memory.store(verb.offset, after);
+                    changed = true;
                 }
             }
+        }
+        if changed {
+            self.note_atomic(key);
         }
         self.effect_noted(key);
     }

@@ -4,6 +4,7 @@
 //!
 //! 1. `Start`: the verb arrives. A verb of one word takes effect at once. A longer one opens its window and, if another
 //!    verb that conflicts with it is open, both are torn: their words fall into pieces with times of their own.
+//!    A WRITE to a word that an atomic has changed which is still on its way may be lost (contract, rule 4).
 //! 2. `Piece`: some words of a torn verb take effect.
 //! 3. `End`: what has not taken effect yet does. The batch's next verb starts, after a full round trip if a fence stands
 //!    between them; behind the last one the completion is on its way.
@@ -35,6 +36,7 @@ use crate::region::{Permissions, RegionTable};
 use crate::server::{ServerLogic, ServerMemory};
 use crate::transport::{Inbox, ReplySlot, View};
 pub(super) use calls::Sender;
+use effects::RecentAtomic;
 use event::{Event, Flying, Rare, What};
 use fastrand::Rng;
 pub(super) use flight::{Action, Bytes, Landed, Masks, SimVerb, SimVerbs};
@@ -44,6 +46,7 @@ use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 use slab::Slab;
 use smallvec::SmallVec;
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::hash::Hasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -156,6 +159,8 @@ pub(super) struct World {
     /// What things take; without it, the adversary decides.
     pub(super) cost: Option<Box<Cost>>,
     flights: Slab<Flight>,
+    /// Atomics that changed a word and have not completed yet, or have just.
+    recent_atomics: VecDeque<RecentAtomic>,
     flights_made: u32,
     connections: Vec<Connection>,
     waiting: FxHashMap<CallId, Waiting>,
@@ -193,6 +198,7 @@ impl World {
             rare: Slab::new(),
             cost,
             flights: Slab::new(),
+            recent_atomics: VecDeque::new(),
             flights_made: 0,
             connections: Vec::new(),
             waiting: FxHashMap::default(),

@@ -1,10 +1,20 @@
 //! What an engine supplies, beside the operations themselves: how its index comes to be, is attached and opened, and how it is
 //! recovered and checked. The bench, the simulator's trials and the front ends know engines by this alone.
+//!
+//! | engine | what it is |
+//! |---|---|
+//! | [`sherman`] | a B-link tree with hierarchical locks and entry-sized writes (Sherman, SIGMOD '22), and its baseline FG+ |
+
+mod any;
+pub mod sherman;
+
+pub use any::{AnyAttached, AnyEngine, AnyIndex};
 
 use crate::Pool;
 use crate::api::{IndexError, OrderedIndex};
 use crate::shared::heap::{self, Class};
 use farwood_fabric::{Endpoint, GlobalAddr, SessionId};
+use std::ops::RangeInclusive;
 
 /// An engine with its configuration.
 pub trait Engine: Clone + Send + Sync + 'static {
@@ -19,6 +29,11 @@ pub trait Engine: Clone + Send + Sync + 'static {
     /// Mistakes that the heap is to make, for tests of the tests.
     fn heap_sabotage(&self) -> heap::Sabotage {
         heap::Sabotage::default()
+    }
+
+    /// The lengths of values that it can store, as far as trials are to try them.
+    fn value_bytes(&self) -> RangeInclusive<usize> {
+        8..=89
     }
 
     /// Creates an index, empty.

@@ -1,0 +1,243 @@
+//! `farwood create`, `get`, `put`, `del`, `scan`, `check`, `drop`, `list`: the indexes of a pool, by hand.
+//!
+//! Each command opens a session, does one thing and leaves. A key that is not there makes `get` and `del` exit with 1, as `grep` does.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `text` | keys and values as they are typed and printed |
+
+mod text;
+
+use crate::report::unless_broken_pipe;
+use crate::serve::read_token;
+use farwood_fabric::FabricError;
+use farwood_fabric::transport::url::BadUrl;
+use farwood_index::client::ClientIndex;
+use farwood_index::{AnyEngine, Client, Engine, IndexError};
+use std::io::{self, Write};
+use std::ops::Bound;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use text::Spelling;
+
+/// Which pool.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Place {
+    /// The pool's servers: tcp://HOST:PORT,... or shm://PATH,...
+    url: String,
+
+    /// The token of servers that ask for one
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+/// Which index, and how keys and values are typed.
+#[derive(clap::Args, Debug)]
+pub(crate) struct Target {
+    #[command(flatten)]
+    place: Place,
+
+    /// The index's name
+    index: String,
+
+    /// How keys are typed: u64, text or hex [default: u64 if keys have 8 bytes, else text]
+    #[arg(long, value_name = "SPELLING")]
+    keys: Option<Spelling>,
+
+    /// How values are typed [default: text]
+    #[arg(long, value_name = "SPELLING", default_value = "text")]
+    values: Spelling,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Create {
+    #[command(flatten)]
+    place: Place,
+
+    /// The index's name
+    index: String,
+
+    /// Its engine: sherman or fg+
+    #[arg(long, default_value = "sherman")]
+    engine: String,
+
+    /// Bytes of a key
+    #[arg(long, default_value_t = 8)]
+    key_bytes: usize,
+
+    /// Bytes of a value
+    #[arg(long, default_value_t = 8)]
+    value_bytes: usize,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Get {
+    #[command(flatten)]
+    target: Target,
+    /// The key
+    key: String,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Put {
+    #[command(flatten)]
+    target: Target,
+    /// The key
+    key: String,
+    /// The value
+    value: String,
+    /// Only if the key is not there
+    #[arg(long)]
+    if_absent: bool,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Scan {
+    #[command(flatten)]
+    target: Target,
+    /// The first key [default: the smallest]
+    #[arg(long, value_name = "KEY")]
+    from: Option<String>,
+    /// The key before which it ends [default: behind the greatest]
+    #[arg(long, value_name = "KEY")]
+    to: Option<String>,
+    /// The most pairs
+    #[arg(long, default_value_t = 100)]
+    limit: usize,
+    /// From the upper end
+    #[arg(long)]
+    reverse: bool,
+}
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Whole {
+    #[command(flatten)]
+    place: Place,
+    /// The index's name
+    index: String,
+}
+
+fn plain(error: IndexError) -> String {
+    match error {
+        IndexError::Fabric(FabricError::Unreachable { why }) => why,
+        error => error.to_string(),
+    }
+}
+
+impl Place {
+    fn client(&self) -> Result<Client, String> {
+        let token = read_token(self.token_file.as_deref())?;
+        let url: Result<farwood_fabric::transport::url::PoolUrl, BadUrl> = self.url.parse();
+        url.map_err(|bad| bad.to_string())?;
+        Client::connect(&self.url, &token, 1).map_err(plain)
+    }
+}
+
+/// An index that is open, with the spelling of its keys and values.
+struct Opened {
+    index: ClientIndex,
+    keys: Spelling,
+    values: Spelling,
+    _client: Client,
+}
+
+impl Target {
+    fn open(&self) -> Result<Opened, String> {
+        let client = self.place.client()?;
+        let index = client.open(&self.index).wait().map_err(plain)?;
+        let keys = self.keys.unwrap_or(match index.engine().key_bytes() {
+            Some(8) => Spelling::U64,
+            _ => Spelling::Text,
+        });
+        Ok(Opened { index, keys, values: self.values, _client: client })
+    }
+}
+
+impl Opened {
+    fn key(&self, typed: &str) -> Result<Vec<u8>, String> {
+        self.keys.read(typed, self.index.engine().key_bytes()).map_err(|why| format!("key: {why}"))
+    }
+
+    fn value(&self, typed: &str) -> Result<Vec<u8>, String> {
+        let lengths = self.index.engine().value_bytes();
+        let fixed = (lengths.start() == lengths.end()).then(|| *lengths.start());
+        self.values.read(typed, fixed).map_err(|why| format!("value: {why}"))
+    }
+}
+
+fn say(text: &str) -> Result<(), String> {
+    unless_broken_pipe(io::stdout().lock().write_all(text.as_bytes()))
+}
+
+/// 0 if it was so, 1 if not.
+fn code(was: bool) -> ExitCode {
+    if was { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+pub(crate) fn create(arguments: &Create) -> Result<ExitCode, String> {
+    let Create { place, index, engine, key_bytes, value_bytes } = arguments;
+    let engine = AnyEngine::named(engine, *key_bytes, *value_bytes).map_err(plain)?;
+    place.client()?.create(index, &engine).wait().map_err(plain)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn get(Get { target, key }: &Get) -> Result<ExitCode, String> {
+    let opened = target.open()?;
+    let value = opened.index.get(opened.key(key)?).wait().map_err(plain)?;
+    if let Some(value) = &value {
+        say(&format!("{}\n", opened.values.write(value)))?;
+    }
+    Ok(code(value.is_some()))
+}
+
+pub(crate) fn put(Put { target, key, value, if_absent }: &Put) -> Result<ExitCode, String> {
+    let opened = target.open()?;
+    let (key, value) = (opened.key(key)?, opened.value(value)?);
+    if *if_absent {
+        return opened.index.put_if_absent(key, value).wait().map(code).map_err(plain);
+    }
+    opened.index.put(key, value).wait().map_err(plain)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn delete(Get { target, key }: &Get) -> Result<ExitCode, String> {
+    let opened = target.open()?;
+    opened.index.delete(opened.key(key)?).wait().map(code).map_err(plain)
+}
+
+pub(crate) fn scan(arguments: &Scan) -> Result<ExitCode, String> {
+    let Scan { target, from, to, limit, reverse } = arguments;
+    let opened = target.open()?;
+    let bound = |typed: &Option<String>| typed.as_deref().map(|typed| opened.key(typed)).transpose();
+    let (from, to) = (bound(from)?, bound(to)?);
+    let start = from.as_deref().map_or(Bound::Unbounded, Bound::Included);
+    let end = to.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+    let range = (start, end);
+    let pairs =
+        if *reverse { opened.index.scan_back(range, *limit) } else { opened.index.scan(range, *limit) };
+    let mut text = String::new();
+    for (key, value) in pairs.wait().map_err(plain)? {
+        text.extend([&opened.keys.write(&key), "\t", &opened.values.write(&value), "\n"]);
+    }
+    say(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn check(Whole { place, index }: &Whole) -> Result<ExitCode, String> {
+    let client = place.client()?;
+    let opened = client.open(index).wait().map_err(plain)?;
+    let objects = opened.check().wait().map_err(plain)?;
+    say(&format!("index '{index}' is whole: {objects} objects in far memory\n"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn drop_index(Whole { place, index }: &Whole) -> Result<ExitCode, String> {
+    place.client()?.drop_index(index).wait().map_err(plain)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn list(place: &Place) -> Result<ExitCode, String> {
+    let names = place.client()?.indexes().wait().map_err(plain)?;
+    say(&names.iter().flat_map(|name| [name, "\n"]).collect::<String>())?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,76 @@
+//! `farwood create`, `put`, `get`, `del`, `scan`, `check`, `drop`, `list` on a pool that runs, as typed by hand.
+
+use super::world::{Over, Servers, farwood};
+
+struct Shell {
+    url: String,
+}
+
+impl Shell {
+    /// What a command prints, and its exit code.
+    fn run(&self, command: &str, arguments: &[&str]) -> (String, Option<i32>) {
+        let output = farwood().args([command, &self.url]).args(arguments).output().expect("it runs");
+        let mut said = String::from_utf8(output.stdout).expect("text");
+        said += &String::from_utf8(output.stderr).expect("text");
+        (said, output.status.code())
+    }
+
+    #[track_caller]
+    fn expect(&self, command: &str, arguments: &[&str], said: &str, code: i32) {
+        assert_eq!(self.run(command, arguments), (said.to_owned(), Some(code)), "{command} {arguments:?}");
+    }
+
+    #[track_caller]
+    fn refused(&self, command: &str, arguments: &[&str], why: &str) {
+        let (said, code) = self.run(command, arguments);
+        assert!(code == Some(2) && said.contains(why) && said.lines().count() == 1, "{said}");
+    }
+}
+
+#[test]
+fn an_index_by_hand() {
+    let servers = Servers::start(&["--lease-ms", "2000"]);
+    for over in [Over::Tcp, Over::Shm] {
+        let place = servers.place(over);
+        let url = if over == Over::Tcp { place } else { format!("shm://{place}") };
+        let shell = Shell { url };
+        shell.expect("list", &[], "", 0);
+        shell.expect("create", &["numbers"], "", 0);
+        shell.refused("create", &["numbers"], "exists");
+        for key in ["10", "9", "18446744073709551615", "0"] {
+            shell.expect("put", &["numbers", key, &format!("v{key:.6}")], "", 0);
+        }
+        shell.expect("get", &["numbers", "9"], "v9\n", 0);
+        shell.expect("get", &["numbers", "8"], "", 1);
+        shell.expect("put", &["numbers", "9", "other", "--if-absent"], "", 1);
+        shell.expect("scan", &["numbers"], "0\tv0\n9\tv9\n10\tv10\n18446744073709551615\tv184467\n", 0);
+        shell.expect("scan", &["numbers", "--from", "1", "--to", "10"], "9\tv9\n", 0);
+        shell.expect(
+            "scan",
+            &["numbers", "--reverse", "--limit", "2"],
+            "18446744073709551615\tv184467\n10\tv10\n",
+            0,
+        );
+        shell.expect("del", &["numbers", "9"], "", 0);
+        shell.expect("del", &["numbers", "9"], "", 1);
+        shell.expect("get", &["numbers", "10", "--values", "hex"], "7631300000000000\n", 0);
+        let (said, code) = shell.run("check", &["numbers"]);
+        assert!(code == Some(0) && said.contains("is whole: 1 objects"), "{said}");
+        shell.expect("create", &["names", "--key-bytes", "20", "--value-bytes", "40"], "", 0);
+        shell.expect("put", &["names", "Ångström", "a unit of length"], "", 0);
+        shell.expect("scan", &["names"], "Ångström\ta unit of length\n", 0);
+        shell.expect("list", &[], "numbers\nnames\n", 0);
+        shell.refused("put", &["names", "a name of more than 20 bytes", "x"], "here they have 20");
+        shell.refused("put", &["numbers", "ten", "x"], "no number");
+        shell.refused("get", &["missing", "1"], "there is no index 'missing'");
+        shell.refused("create", &["x", "--engine", "bplus"], "there is no engine 'bplus'");
+        shell.refused("create", &["x", "--key-bytes", "0"], "a key of 0 bytes");
+        for index in ["numbers", "names"] {
+            shell.expect("drop", &[index], "", 0);
+        }
+        shell.expect("list", &[], "", 0);
+    }
+    let nowhere = Shell { url: "tcp://127.0.0.1:1".to_owned() };
+    nowhere.refused("get", &["numbers", "1"], "no server listens");
+    Shell { url: "nowhere".to_owned() }.refused("list", &[], "names no servers");
+}

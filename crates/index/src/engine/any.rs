@@ -1,0 +1,190 @@
+//! Any engine, by the name in the catalog: the one place where a name becomes a type for those who open indexes by name.
+
+use super::Engine;
+use super::sherman::{self, Sherman};
+use crate::Pool;
+use crate::api::{IndexError, KeyValue, OrderedIndex};
+use crate::shared::heap::Class;
+use farwood_fabric::control::IndexInfo;
+use farwood_fabric::{Endpoint, GlobalAddr, SessionId};
+use std::ops::{Bound, RangeInclusive};
+
+/// An engine, whichever it is.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum AnyEngine {
+    /// A B-link tree; keys and values of one length.
+    Sherman(Sherman),
+}
+
+/// What a compute server has of an index of any engine.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum AnyAttached {
+    /// Sherman's.
+    Sherman(sherman::Attached),
+}
+
+/// An index of any engine, as one task sees it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum AnyIndex {
+    /// Sherman's.
+    Sherman(sherman::Tree),
+}
+
+impl AnyEngine {
+    /// The engines' names.
+    pub const NAMES: [&'static str; 2] = ["sherman", "fg+"];
+
+    /// The engine of this name, for keys and values of these sizes.
+    pub fn named(name: &str, key_bytes: usize, value_bytes: usize) -> Result<Self, IndexError> {
+        let config = match name {
+            "sherman" => sherman::Config::default(),
+            "fg+" => sherman::Config::fg_plus(),
+            _ => return Err(unknown(name)),
+        };
+        Ok(Self::Sherman(Sherman::new(config.sized(key_bytes, value_bytes))))
+    }
+
+    /// The engine of an index, with the settings that it was created with.
+    pub fn of(info: &IndexInfo) -> Result<Self, IndexError> {
+        match info.engine.as_str() {
+            "sherman" | "fg+" => Sherman::of(info).map(Self::Sherman),
+            other => Err(unknown(other)),
+        }
+    }
+
+    /// Bytes of a key, if all have as many.
+    pub fn key_bytes(&self) -> Option<usize> {
+        match self {
+            Self::Sherman(sherman) => Some(sherman.config.key_bytes),
+        }
+    }
+}
+
+fn unknown(name: &str) -> IndexError {
+    let names = AnyEngine::NAMES.join(", ");
+    IndexError::BadConfig { why: format!("there is no engine '{name}' in this version; there are {names}") }
+}
+
+impl Engine for AnyEngine {
+    type Attached = AnyAttached;
+    type Index = AnyIndex;
+
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Sherman(engine) => engine.name(),
+        }
+    }
+
+    fn value_bytes(&self) -> RangeInclusive<usize> {
+        match self {
+            Self::Sherman(engine) => engine.value_bytes(),
+        }
+    }
+
+    async fn create(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<(), IndexError> {
+        match self {
+            Self::Sherman(engine) => engine.create(pool, endpoint, index).await,
+        }
+    }
+
+    async fn attach(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<AnyAttached, IndexError> {
+        match self {
+            Self::Sherman(engine) => engine.attach(pool, endpoint, index).await.map(AnyAttached::Sherman),
+        }
+    }
+
+    fn open(&self, attached: &AnyAttached, endpoint: &Endpoint, handle: u16) -> Result<AnyIndex, IndexError> {
+        match (self, attached) {
+            (Self::Sherman(engine), AnyAttached::Sherman(attached)) => {
+                engine.open(attached, endpoint, handle).map(AnyIndex::Sherman)
+            }
+        }
+    }
+
+    async fn recover(
+        &self,
+        attached: &AnyAttached,
+        endpoint: &Endpoint,
+        victim: SessionId,
+    ) -> Result<(), IndexError> {
+        match (self, attached) {
+            (Self::Sherman(engine), AnyAttached::Sherman(attached)) => {
+                engine.recover(attached, endpoint, victim).await
+            }
+        }
+    }
+
+    async fn check(
+        &self,
+        attached: &AnyAttached,
+        endpoint: &Endpoint,
+    ) -> Result<Vec<(Class, GlobalAddr)>, IndexError> {
+        match (self, attached) {
+            (Self::Sherman(engine), AnyAttached::Sherman(attached)) => engine.check(attached, endpoint).await,
+        }
+    }
+
+    fn cache_bytes(&self, attached: &AnyAttached) -> u64 {
+        match (self, attached) {
+            (Self::Sherman(engine), AnyAttached::Sherman(attached)) => engine.cache_bytes(attached),
+        }
+    }
+}
+
+impl OrderedIndex for AnyIndex {
+    async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
+        match self {
+            Self::Sherman(index) => index.get(key).await,
+        }
+    }
+
+    async fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
+        match self {
+            Self::Sherman(index) => index.put(key, value).await,
+        }
+    }
+
+    async fn compare_and_swap(
+        &self,
+        key: &[u8],
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<bool, IndexError> {
+        match self {
+            Self::Sherman(index) => index.compare_and_swap(key, expected, new).await,
+        }
+    }
+
+    async fn put_if_absent(&self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
+        match self {
+            Self::Sherman(index) => index.put_if_absent(key, value).await,
+        }
+    }
+
+    async fn update_if_present(&self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
+        match self {
+            Self::Sherman(index) => index.update_if_present(key, value).await,
+        }
+    }
+
+    async fn delete(&self, key: &[u8]) -> Result<bool, IndexError> {
+        match self {
+            Self::Sherman(index) => index.delete(key).await,
+        }
+    }
+
+    async fn scan(
+        &self,
+        start: Bound<&[u8]>,
+        end: Bound<&[u8]>,
+        limit: usize,
+        reverse: bool,
+    ) -> Result<Vec<KeyValue>, IndexError> {
+        match self {
+            Self::Sherman(index) => index.scan(start, end, limit, reverse).await,
+        }
+    }
+}

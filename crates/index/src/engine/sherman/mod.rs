@@ -1,0 +1,413 @@
+//! Sherman (Wang et al., SIGMOD '22): a B-link tree over all memory servers, written to under remote locks, read without.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `config` | sizes, the paper's techniques as switches, mistakes for tests of the tests |
+//! | `layout`, `node` | a node's bytes; search and changes in one node: pure |
+//! | `lock/` | hierarchical on-chip locks, and what becomes of a dead session's |
+//! | `cache` | inner nodes that a compute server keeps |
+//! | `read` | the way down to a node, and node reads that are whole |
+//! | `write` | put, delete, compare-and-swap: one leaf under its lock |
+//! | `restructure/` | split, merge, new roots, bulk load |
+//! | `scan` | ranges, several leaves at a time |
+//! | `check` | walks the whole tree and verifies it |
+//!
+//! # The algorithm
+//!
+//! 1. **get**: the cache names a leaf; READ it; one round trip. Whole, linked, alive and covering the key, it has the answer. If the key is beyond
+//!    its high fence, go to its sibling; if it is not the right node at all, forget what led there and go down from the root.
+//! 2. **put** and the like: [CAS lock, READ leaf], then [WRITE entry, WRITE unlock]: two round trips, and 24 bytes for an update of 8 B.
+//! 3. **split**, of a full node N under its lock: WRITE a new node X with the upper half; then turn N's fences. Then the separator goes into the parent
+//!    under the parent's lock, and up, to a new root if need be (a CAS of the root pointer in the anchor). Who finds a separator missing adds it.
+//! 4. **merge**, of a node N that has become small with its right neighbour X under the same parent P, under the locks of all three, of which the
+//!    second and third are only tried for: copy X's entries into N, where they do not count yet; write an intent; turn N's fences, remove X's
+//!    separator, bury X; then retire X. The tree never becomes lower.
+//! 5. **scan**: READ several leaves at once as the cache names them, and take those that continue where the last one ended.
+//!
+//! # Invariants
+//!
+//! - A node's low fence, level and incarnation never change in its life; it covers [low, high).
+//! - The nodes of a level cover all keys, each once, in the order of their siblings.
+//! - A separator in a parent is its child's low fence. Children may lack a separator (then they are reached through their left
+//!   sibling); a separator never leads to a node that is retired.
+//! - A node is *linked* once a pointer to it was written. Pointers that this operation read in live nodes may lead to one that
+//!   is not yet marked so; hints from a cache must not: the node may be one that its maker never linked.
+//! - A node is changed only under its lock. A node that is torn under its lock was left so by a session that died.
+
+mod cache;
+mod check;
+mod config;
+mod layout;
+mod lock;
+mod node;
+mod read;
+mod restructure;
+mod scan;
+mod write;
+
+pub use config::{Config, Sabotage, Switches};
+
+use crate::Pool;
+use crate::api::{IndexError, KeyValue, OrderedIndex};
+use crate::engine::Engine;
+use crate::shared::heap::{self, Class};
+use crate::shared::surely;
+use crate::shared::whole::Place;
+use cache::Cache;
+use farwood_fabric::control::{IndexId, IndexInfo, Reply, Request};
+use farwood_fabric::{CallError, Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId, SessionId};
+use lock::LockTable;
+use lock::local::LocalLocks;
+use node::{Layouts, Node, Plan};
+use restructure::LostSeparator;
+use std::cell::RefCell;
+use std::ops::{Bound, RangeInclusive};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use write::Decision;
+
+/// What the tree is called with the paper's techniques, and without all of them.
+const SHERMAN: &str = "sherman";
+const FG_PLUS: &str = "fg+";
+/// The class of tree nodes, and that of lock tables in main memory.
+const NODES: u16 = 0;
+const LOCKS: u16 = 1;
+/// The anchor: the root pointer, then each server's lock table in main memory, if that is where they are.
+const ROOT_AT: u64 = 0;
+const LOCK_TABLES_AT: u64 = 64;
+/// How many zeros are written at a time.
+const ZEROS: u64 = 64 << 10;
+
+/// Sherman, or with all techniques off FG+, as an engine.
+#[derive(Clone, Debug, Default)]
+pub struct Sherman {
+    /// Sizes and switches.
+    pub config: Config,
+}
+
+impl Sherman {
+    /// With these sizes and switches.
+    pub fn new(config: Config) -> Self {
+        Self { config }
+    }
+
+    /// The engine of an index, with the settings that it was created with.
+    pub fn of(info: &IndexInfo) -> Result<Self, IndexError> {
+        let decoded =
+            Config::decode(&info.config).filter(|_| [SHERMAN, FG_PLUS].contains(&info.engine.as_str()));
+        let Some((mut config, _)) = decoded else {
+            let why = format!(
+                "index '{}' is no such tree, or one of a format that this version does not know",
+                info.name
+            );
+            return Err(IndexError::BadConfig { why });
+        };
+        if info.engine == FG_PLUS {
+            config.switches = Switches::FG_PLUS;
+        }
+        Ok(Self { config })
+    }
+
+    fn layouts(&self) -> Result<Layouts, IndexError> {
+        let (leaf, inner) = self.config.layouts()?;
+        let sabotage = self.config.sabotage;
+        Ok(Layouts {
+            leaf,
+            inner,
+            keyed_by_version: !sabotage.checksum_without_version,
+            checked: !sabotage.skip_checksum,
+        })
+    }
+}
+
+/// What a compute server has of a tree.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pool: Pool,
+    info: IndexInfo,
+    config: Config,
+    layouts: Layouts,
+    locks: LockTable,
+    local: LocalLocks,
+    cache: Arc<Cache>,
+    /// The root as it was last seen: a hint.
+    root: AtomicU64,
+}
+
+/// A tree as one compute server has it. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Attached {
+    shared: Arc<Shared>,
+}
+
+/// A tree as one task sees it.
+#[derive(Debug)]
+pub struct Tree {
+    shared: Arc<Shared>,
+    endpoint: Endpoint,
+    /// The task, as its lock words say.
+    number: u16,
+    /// A node without a separator that an operation came by.
+    lost: RefCell<Option<LostSeparator>>,
+}
+
+impl Shared {
+    fn place(&self, addr: GlobalAddr) -> Place {
+        Place { index: self.info.id, addr }
+    }
+
+    fn node_class(&self) -> Class {
+        node_class(self.info.id, &self.config)
+    }
+
+    fn root_pointer(&self) -> GlobalAddr {
+        self.info.anchor.add(ROOT_AT)
+    }
+}
+
+fn node_class(index: IndexId, config: &Config) -> Class {
+    Class { index, class: NODES, object_bytes: u32::try_from(config.node_bytes).unwrap_or(u32::MAX) }
+}
+
+impl Engine for Sherman {
+    type Attached = Attached;
+    type Index = Tree;
+
+    fn name(&self) -> &'static str {
+        if self.config.switches == Switches::FG_PLUS { FG_PLUS } else { SHERMAN }
+    }
+
+    fn heap_sabotage(&self) -> heap::Sabotage {
+        heap::Sabotage { reuse_without_epoch: self.config.sabotage.reuse_without_epoch }
+    }
+
+    fn value_bytes(&self) -> RangeInclusive<usize> {
+        self.config.value_bytes..=self.config.value_bytes
+    }
+
+    async fn create(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<(), IndexError> {
+        let layouts = self.layouts()?;
+        let op = endpoint.op();
+        let info = pool.create_index(&op, index, self.name(), &self.config.encode()).await?;
+        if !self.config.switches.lock_memory {
+            for server in pool.session().servers() {
+                let table = create_lock_table(&op, pool, info.id, *server).await?;
+                surely::write_word(&op, lock_table_pointer(&info, *server), table.to_raw()).await?;
+            }
+        }
+        let addr =
+            pool.heap().allocate(&op, ServerId::COORDINATOR, node_class(info.id, &self.config)).await?;
+        let plan = Plan {
+            level: 0,
+            incarnation: endpoint.random(),
+            is_linked: true,
+            low: &vec![0; self.config.key_bytes],
+            high: None,
+            sibling: GlobalAddr::NULL,
+        };
+        let buf = endpoint.buf(self.config.node_bytes);
+        let root = Node::build(&layouts, Place { index: info.id, addr }, buf, &plan, []);
+        surely::write(&op, addr, root.bytes()).await?;
+        surely::write_word(&op, info.anchor.add(ROOT_AT), addr.to_raw()).await?;
+        pool.index_ready(&op, info.id).await?;
+        Ok(())
+    }
+
+    async fn attach(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<Attached, IndexError> {
+        let layouts = self.layouts()?;
+        let op = endpoint.op();
+        let info = pool.open_index(&op, index, Some(self.name())).await?;
+        self.config.check_same(&info.config)?;
+        let locks = self.lock_table(&op, pool, &info).await?;
+        let cache = Arc::new(Cache::new(self.config.cache_bytes));
+        let flushed = Arc::downgrade(&cache);
+        pool.session().on_flush(move || {
+            if let Some(cache) = flushed.upgrade() {
+                cache.flush();
+            }
+        });
+        let shared = Shared {
+            pool: pool.clone(),
+            info,
+            config: self.config.clone(),
+            layouts,
+            locks,
+            local: LocalLocks::default(),
+            cache,
+            root: AtomicU64::new(0),
+        };
+        Ok(Attached { shared: Arc::new(shared) })
+    }
+
+    fn open(&self, attached: &Attached, endpoint: &Endpoint, handle: u16) -> Result<Tree, IndexError> {
+        Ok(Tree {
+            shared: Arc::clone(&attached.shared),
+            endpoint: endpoint.clone(),
+            number: handle,
+            lost: RefCell::default(),
+        })
+    }
+
+    async fn recover(
+        &self,
+        attached: &Attached,
+        endpoint: &Endpoint,
+        victim: SessionId,
+    ) -> Result<(), IndexError> {
+        attached.shared.recover(&endpoint.op(), victim).await
+    }
+
+    async fn check(
+        &self,
+        attached: &Attached,
+        endpoint: &Endpoint,
+    ) -> Result<Vec<(Class, GlobalAddr)>, IndexError> {
+        self.open(attached, endpoint, 0)?.check(&endpoint.op()).await
+    }
+
+    fn cache_bytes(&self, attached: &Attached) -> u64 {
+        attached.shared.cache.bytes()
+    }
+}
+
+impl Sherman {
+    /// The locks of a tree.
+    async fn lock_table(&self, op: &Op, pool: &Pool, info: &IndexInfo) -> Result<LockTable, IndexError> {
+        let Switches { lock_memory, masked_locks, .. } = self.config.switches;
+        let capabilities = op.endpoint().capabilities();
+        if masked_locks && !capabilities.masked_cas {
+            let why = "this transport has no masked CAS, which 16-bit locks need".into();
+            return Err(IndexError::BadConfig { why });
+        }
+        let servers = pool.session().servers();
+        if lock_memory {
+            let bytes = capabilities.lock_memory_bytes;
+            return Ok(LockTable::in_lock_memory(servers, bytes, self.config.locks, masked_locks));
+        }
+        let mut bases = Vec::new();
+        for server in servers {
+            let raw = surely::read_word(op, lock_table_pointer(info, *server)).await?;
+            bases.push(GlobalAddr::from_raw(raw));
+        }
+        let stride = self.config.node_bytes as u64;
+        Ok(LockTable::new(bases, chunk_bytes(pool), stride, self.config.locks, masked_locks))
+    }
+}
+
+fn lock_table_pointer(info: &IndexInfo, server: ServerId) -> GlobalAddr {
+    info.anchor.add(LOCK_TABLES_AT + u64::from(server.get()) * 8)
+}
+
+fn chunk_bytes(pool: &Pool) -> u64 {
+    pool.session().cluster().view().servers[0].chunk_bytes
+}
+
+/// A chunk of free locks.
+async fn create_lock_table(
+    op: &Op,
+    pool: &Pool,
+    index: IndexId,
+    server: ServerId,
+) -> Result<GlobalAddr, IndexError> {
+    let request = Request::AllocChunks {
+        index,
+        class: LOCKS,
+        object_bytes: 0,
+        count: 1,
+        flushed_through: pool.session().flushed_through(),
+    };
+    let Reply::Chunks { offset, .. } = op.control(server, &request).await? else {
+        return Err(FabricError::Call(CallError::Malformed).into());
+    };
+    let table = GlobalAddr::new(server, RegionId::MAIN, offset);
+    let bytes = chunk_bytes(pool);
+    let zeros = vec![0; usize::try_from(bytes.min(ZEROS)).unwrap_or(0)];
+    for at in (0..bytes).step_by(zeros.len()) {
+        surely::write(op, table.add(at), &zeros).await?;
+    }
+    Ok(table)
+}
+
+impl Tree {
+    fn check_key(&self, key: &[u8]) -> Result<(), IndexError> {
+        let bytes = self.shared.config.key_bytes;
+        if key.len() == bytes {
+            return Ok(());
+        }
+        Err(IndexError::BadKey {
+            why: format!("keys of this index have {bytes} bytes, this one has {}", key.len()),
+        })
+    }
+
+    fn check_value(&self, value: &[u8]) -> Result<(), IndexError> {
+        let bytes = self.shared.config.value_bytes;
+        if value.len() == bytes {
+            return Ok(());
+        }
+        let why = format!("values of this index have {bytes} bytes, this one has {}", value.len());
+        Err(IndexError::BadValue { why })
+    }
+}
+
+impl OrderedIndex for Tree {
+    async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
+        self.check_key(key)?;
+        self.look_up(&self.endpoint.op(), key).await
+    }
+
+    async fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
+        self.check_key(key)?;
+        self.check_value(value)?;
+        self.modify(key, &|_| Decision::Put(value)).await.map(drop)
+    }
+
+    async fn compare_and_swap(
+        &self,
+        key: &[u8],
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<bool, IndexError> {
+        self.check_key(key)?;
+        new.map_or(Ok(()), |new| self.check_value(new))?;
+        let decide = |held: Option<&[u8]>| match new {
+            _ if held != expected => Decision::Keep,
+            Some(new) => Decision::Put(new),
+            None => Decision::Remove,
+        };
+        self.modify(key, &decide).await
+    }
+
+    async fn put_if_absent(&self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
+        self.check_key(key)?;
+        self.check_value(value)?;
+        let decide = |held: Option<&[u8]>| if held.is_none() { Decision::Put(value) } else { Decision::Keep };
+        self.modify(key, &decide).await
+    }
+
+    async fn update_if_present(&self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
+        self.check_key(key)?;
+        self.check_value(value)?;
+        let decide = |held: Option<&[u8]>| if held.is_some() { Decision::Put(value) } else { Decision::Keep };
+        self.modify(key, &decide).await
+    }
+
+    async fn delete(&self, key: &[u8]) -> Result<bool, IndexError> {
+        self.check_key(key)?;
+        let decide = |held: Option<&[u8]>| if held.is_some() { Decision::Remove } else { Decision::Keep };
+        self.modify(key, &decide).await
+    }
+
+    async fn scan(
+        &self,
+        start: Bound<&[u8]>,
+        end: Bound<&[u8]>,
+        limit: usize,
+        reverse: bool,
+    ) -> Result<Vec<KeyValue>, IndexError> {
+        self.range(start, end, limit, reverse).await
+    }
+}
+
+fn corrupt(what: String) -> IndexError {
+    IndexError::Corrupt { what }
+}

@@ -1,0 +1,165 @@
+//! Merges: a node that has become small takes over its right neighbour's entries and place.
+//!
+//! 1. Lock the parent P; find two neighbours N and X in it. (Never across parents: X's separator must be one that can go.)
+//! 2. Try for the locks of N and X; whatever does not come at once ends the attempt. A merge is never needed, only good.
+//! 3. WRITE X's entries into N's empty slots, where they are beyond N's high fence and do not count; then N's METAs for the next generation.
+//! 4. WRITE an intent with all that follows; from here on the merge happens, whoever dies.
+//! 5. WRITE N's new half and flag: now N covers X's keys. WRITE P without X's separator. WRITE X's flag: dead.
+//! 6. End the intent, unlock, retire X. Then the same for P, if it has become small.
+//!
+//! Until 5 readers find X's keys in X, and after it in N; between, both say the same, since both are locked. Readers of N wait from 3 to 5, since
+//! its blocks are not of the generation that its header names.
+
+use crate::api::IndexError;
+use crate::engine::sherman::Tree;
+use crate::engine::sherman::lock::{Held, LockAt, Write};
+use crate::engine::sherman::node::{Head, MAX_LEVEL, Node};
+use crate::engine::sherman::write::Locked;
+use crate::shared::intents::Redo;
+use crate::shared::surely;
+use farwood_fabric::{GlobalAddr, Op, marks};
+use smallvec::SmallVec;
+
+/// A neighbour: under its own lock, or under one that is held for another node.
+struct Neighbour {
+    held: Option<Held>,
+    addr: GlobalAddr,
+    node: Node,
+}
+
+impl Tree {
+    /// Merges the node on `level` that begins at `low` with a neighbour, and then its parents, as far as they have become small.
+    pub(in super::super) async fn merge(&self, op: &Op, level: u8, low: Vec<u8>) -> Result<(), IndexError> {
+        let mut low = low;
+        for level in level..MAX_LEVEL {
+            match self.merge_once(op, level, &low).await? {
+                Some(parent) => low = parent,
+                None => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    /// The low fence of the parent, if it has become small.
+    async fn merge_once(&self, op: &Op, level: u8, low: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
+        let Some(mut parent) = self.lock_covering(op, low, level + 1).await? else { return Ok(None) };
+        self.mend_locked(op, &mut parent).await?;
+        let slots = parent.node.sorted();
+        let at = slots.iter().position(|slot| parent.node.key(*slot) == low);
+        let pair = at.and_then(|at| if at + 1 < slots.len() { Some(at) } else { at.checked_sub(1) });
+        let Some(pair) = pair else {
+            self.unlock(op, parent.held).await?;
+            return Ok(None);
+        };
+        let (left, right) = (parent.node.child(slots[pair]), parent.node.child(slots[pair + 1]));
+        let Some(left) = self.neighbour(op, left, level, &[parent.held.at]).await? else {
+            self.unlock(op, parent.held).await?;
+            return Ok(None);
+        };
+        let mut held = vec![parent.held.at];
+        held.extend(left.held.as_ref().map(|held| held.at));
+        let Some(right) = self.neighbour(op, right, level, &held).await? else {
+            self.release(op, left.held).await?;
+            self.unlock(op, parent.held).await?;
+            return Ok(None);
+        };
+        self.join(op, parent, slots[pair + 1], left, right).await
+    }
+
+    async fn release(&self, op: &Op, held: Option<Held>) -> Result<(), IndexError> {
+        match held {
+            Some(held) => self.unlock(op, held).await,
+            None => Ok(()),
+        }
+    }
+
+    /// A neighbour under its lock, unless that takes waiting, or the node is not as it should be.
+    async fn neighbour(
+        &self,
+        op: &Op,
+        addr: GlobalAddr,
+        level: u8,
+        held: &[LockAt],
+    ) -> Result<Option<Neighbour>, IndexError> {
+        let at = self.shared.locks.lock_of(addr);
+        let (held, buf) = if held.contains(&at) {
+            (None, surely::read(op, addr, self.shared.config.node_bytes).await?)
+        } else if self.shared.config.sabotage.wait_for_second_lock {
+            let (held, buf) = self.lock_and_read(op, addr).await?;
+            (Some(held), buf)
+        } else {
+            let Some((held, buf)) = self.try_lock(op, addr).await? else {
+                marks::hit("merge_given_up");
+                return Ok(None);
+            };
+            (Some(held), buf)
+        };
+        let head = Head::of(&buf);
+        if !head.is_dead && head.level == level {
+            if let Ok(node) = Node::accept(&self.shared.layouts, self.shared.place(addr), buf) {
+                if node.is_whole() {
+                    return Ok(Some(Neighbour { held, addr, node }));
+                }
+            }
+        }
+        self.release(op, held).await?;
+        Ok(None)
+    }
+
+    /// Steps 3 to 6.
+    async fn join(
+        &self,
+        op: &Op,
+        mut parent: Locked,
+        separator: usize,
+        mut left: Neighbour,
+        mut right: Neighbour,
+    ) -> Result<Option<Vec<u8>>, IndexError> {
+        let capacity = self.shared.layouts.of(left.node.level()).capacity();
+        let fits = left.node.live().count() + right.node.live().count() <= capacity / 2;
+        let are_neighbours = left.node.sibling() == right.addr && left.node.high() == Some(right.node.low());
+        let grown = if fits && are_neighbours { left.node.grow(&right.node) } else { None };
+        let bound = left.held.as_ref().unwrap_or(&parent.held);
+        let (lock, mask, word) = (bound.at.addr, bound.at.mask, bound.word);
+        let mut redo = Redo { lock, mask, held: word, writes: Vec::new() };
+        let slot = grown.as_ref().and_then(|(_, turn)| {
+            let remove = parent.node.remove(separator);
+            let steps = turn.iter().cloned().map(|patch| (left.addr, patch));
+            let steps = steps.chain(remove.into_iter().map(|patch| (parent.addr, patch)));
+            let steps = steps.chain([(right.addr, right.node.bury())]);
+            redo.writes =
+                steps.map(|(addr, patch)| (addr.add(patch.at as u64), patch.bytes.to_vec())).collect();
+            self.shared.pool.intents().take(left.addr.server(), redo.encoded_bytes())
+        });
+        let (Some((fill, _)), Some(slot)) = (grown, slot) else {
+            self.release(op, right.held).await?;
+            self.release(op, left.held).await?;
+            self.unlock(op, parent.held).await?;
+            return Ok(None);
+        };
+        let fill: Vec<Write> = fill.into_iter().map(|patch| Self::patch_at(left.addr, patch)).collect();
+        self.write(op, left.addr.server(), &fill).await?;
+        let intent = Write { addr: slot.addr(), bytes: redo.encode(slot.addr()).into() };
+        self.write(op, left.addr.server(), &[intent]).await?;
+        for (addr, bytes) in &redo.writes {
+            let write = Write { addr: *addr, bytes: SmallVec::from_slice(bytes) };
+            self.write(op, addr.server(), &[write]).await?;
+        }
+        marks::hit("merge");
+        self.write(
+            op,
+            left.addr.server(),
+            &[Write { addr: slot.end_addr(), bytes: SmallVec::from_slice(&[0; 8]) }],
+        )
+        .await?;
+        let small = parent.node.live().count() <= self.shared.layouts.inner.capacity() / 4;
+        let parent_low = small.then(|| parent.node.low().to_vec());
+        self.release(op, left.held).await?;
+        self.release(op, right.held).await?;
+        self.unlock(op, parent.held).await?;
+        self.shared.cache.forget(parent.node.level(), parent.node.low());
+        let class = self.shared.node_class();
+        self.shared.pool.heap().retire(op, class, right.addr).await?;
+        Ok(parent_low)
+    }
+}

@@ -1,0 +1,206 @@
+//! Intents: what a session writes down before it changes something that must not be left half done.
+//!
+//! An intent is a list of WRITEs, bound to a lock that its session holds while it carries them out. If the session dies, and
+//! is fenced, and the lock is still held by that very acquisition, then whoever recovers it carries them out once more.
+//! What is written again is what the dead session wrote, or was about to write: nobody else could have come between.
+//!
+//! ```text
+//! intent  +0   checksum       8 B   of all that follows, keyed by where the intent is
+//!         +8   lock           8 B   the word that has to be held
+//!         +16  mask, held    16 B   by which bits it shows that it is
+//!         +32  bytes, count   8 B   length of the whole, number of WRITEs
+//!         +40  WRITEs               address 8, length 8, bytes padded to words
+//! ```
+//!
+//! Intents live in the session's journal on the lock's server ([`INTENT_BYTES`] there), in granules of 64 bytes that all
+//! indexes of the session share. One that is left over is harmless as long as its lock word does not come back; where it may (a
+//! lock that is handed on, a word too small to be unique) the writer ends it: [`Slot::end_addr`].
+
+use super::surely;
+use farwood_fabric::control::{INTENT_BYTES, RETIRE_SLOTS};
+use farwood_fabric::session::Estate;
+use farwood_fabric::{FabricError, GlobalAddr, Op, ServerId, Session, marks};
+use rustc_hash::FxHashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+const GRANULE: usize = 64;
+const GRANULES: usize = 64;
+const HEADER: usize = 40;
+const _: () = assert!((GRANULE * GRANULES) as u64 == INTENT_BYTES);
+
+/// The room for intents in a session's journals. Cheap to clone, usable from any thread.
+#[derive(Clone, Debug)]
+pub struct Intents {
+    session: Session,
+    /// Per server, a bit for each granule in use.
+    used: Arc<Mutex<FxHashMap<ServerId, u64>>>,
+}
+
+/// Room for one intent; given back when dropped.
+#[derive(Debug)]
+pub struct Slot {
+    intents: Intents,
+    server: ServerId,
+    mask: u64,
+    addr: GlobalAddr,
+}
+
+/// What is to be done again if its author dies.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Redo {
+    /// The lock word.
+    pub lock: GlobalAddr,
+    /// The bits by which it shows who holds it.
+    pub mask: u64,
+    /// What they are while the author holds it.
+    pub held: u64,
+    /// The WRITEs, in order.
+    pub writes: Vec<(GlobalAddr, Vec<u8>)>,
+}
+
+impl Intents {
+    /// The room that a session has.
+    pub fn new(session: &Session) -> Self {
+        Self { session: session.clone(), used: Arc::default() }
+    }
+
+    fn used(&self) -> MutexGuard<'_, FxHashMap<ServerId, u64>> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Room for `bytes` on `server`, if there is some just now.
+    pub fn take(&self, server: ServerId, bytes: usize) -> Option<Slot> {
+        let granules = bytes.div_ceil(GRANULE).max(1);
+        let journal = self.session.journal(server)?;
+        let mut used = self.used();
+        let map = used.entry(server).or_default();
+        let wanted = if granules >= GRANULES { u64::MAX } else { (1 << granules) - 1 };
+        let first = (0..=GRANULES.checked_sub(granules)?).find(|at| *map & (wanted << at) == 0)?;
+        let mask = wanted << first;
+        *map |= mask;
+        drop(used);
+        let addr = intents_of(journal).add((first * GRANULE) as u64);
+        Some(Slot { intents: self.clone(), server, mask, addr })
+    }
+}
+
+impl Slot {
+    /// Where the intent goes.
+    pub fn addr(&self) -> GlobalAddr {
+        self.addr
+    }
+
+    /// The word that ends the intent when it is zeroed.
+    pub fn end_addr(&self) -> GlobalAddr {
+        self.addr
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Some(map) = self.intents.used().get_mut(&self.server) {
+            *map &= !self.mask;
+        }
+    }
+}
+
+fn intents_of(journal: GlobalAddr) -> GlobalAddr {
+    journal.add(RETIRE_SLOTS * 8)
+}
+
+impl Redo {
+    /// How many bytes it takes.
+    pub fn encoded_bytes(&self) -> usize {
+        HEADER + self.writes.iter().map(|(_, bytes)| 16 + bytes.len().div_ceil(8) * 8).sum::<usize>()
+    }
+
+    /// Its bytes, for this place.
+    pub fn encode(&self, at: GlobalAddr) -> Vec<u8> {
+        let mut out = vec![0; 8];
+        let sizes = (self.encoded_bytes() as u64) << 32 | self.writes.len() as u64;
+        for word in [self.lock.to_raw(), self.mask, self.held, sizes] {
+            out.extend(word.to_le_bytes());
+        }
+        for (addr, bytes) in &self.writes {
+            out.extend(addr.to_raw().to_le_bytes());
+            out.extend((bytes.len() as u64).to_le_bytes());
+            out.extend(bytes);
+            out.resize(out.len().next_multiple_of(8), 0);
+        }
+        let checksum = xxh3_64_with_seed(&out[8..], at.to_raw());
+        out[..8].copy_from_slice(&checksum.to_le_bytes());
+        out
+    }
+
+    /// The intent at the start of `bytes`, if there is a whole one.
+    pub fn decode(bytes: &[u8], at: GlobalAddr) -> Option<Self> {
+        let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
+        let sizes = word(32)?;
+        let (len, count) = (usize::try_from(sizes >> 32).ok()?, sizes & 0xffff_ffff);
+        let whole = bytes.get(8..len)?;
+        if len < HEADER || xxh3_64_with_seed(whole, at.to_raw()) != word(0)? {
+            return None;
+        }
+        let mut from = HEADER;
+        let mut writes = Vec::new();
+        for _ in 0..count {
+            let (addr, len) = (word(from)?, usize::try_from(word(from + 8)?).ok()?);
+            writes.push((GlobalAddr::from_raw(addr), bytes.get(from + 16..from + 16 + len)?.to_vec()));
+            from += 16 + len.div_ceil(8) * 8;
+        }
+        Some(Self { lock: GlobalAddr::from_raw(word(8)?), mask: word(16)?, held: word(24)?, writes })
+    }
+}
+
+/// Carries out again what a fenced session was in the middle of. Before its locks are freed.
+pub async fn replay(op: &Op, estate: &Estate) -> Result<(), FabricError> {
+    for journal in &estate.journals {
+        let base = intents_of(*journal);
+        let bytes = surely::read(op, base, GRANULE * GRANULES).await?;
+        for granule in 0..GRANULES {
+            let at = base.add((granule * GRANULE) as u64);
+            let Some(redo) = Redo::decode(&bytes[granule * GRANULE..], at) else { continue };
+            if surely::read_word(op, redo.lock).await? & redo.mask != redo.held {
+                continue;
+            }
+            marks::hit("intent_carried_out");
+            for (addr, data) in &redo.writes {
+                surely::write(op, *addr, data).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farwood_fabric::RegionId;
+
+    fn redo() -> Redo {
+        let at = |offset| GlobalAddr::new(ServerId::new(2), RegionId::MAIN, offset);
+        Redo {
+            lock: at(80),
+            mask: 0xffff,
+            held: 7,
+            writes: vec![(at(4096), vec![1]), (at(8192), (0..90).collect()), (at(64), Vec::new())],
+        }
+    }
+
+    #[test]
+    fn an_intent_is_read_back_only_whole_and_where_it_was_written() {
+        let here = GlobalAddr::new(ServerId::new(1), RegionId::BOARD, 4096);
+        let bytes = redo().encode(here);
+        assert_eq!(bytes.len(), redo().encoded_bytes());
+        assert_eq!(Redo::decode(&bytes, here), Some(redo()));
+        assert_eq!(Redo::decode(&bytes, here.add(64)), None);
+        for at in 0..bytes.len() {
+            let mut torn = bytes.clone();
+            torn[at] ^= 1;
+            assert_eq!(Redo::decode(&torn, here), None, "byte {at}");
+            assert_eq!(Redo::decode(&bytes[..at], here), None);
+        }
+        assert_eq!(Redo::decode(&[0; 4096], here), None);
+    }
+}
