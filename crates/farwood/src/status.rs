@@ -3,13 +3,14 @@
 //! Exits with 1 if a server does not answer: it serves as a check for whatever watches servers. The names in JSON stay as they
 //! are.
 
-use crate::fleet::Transport;
 use crate::report::unless_broken_pipe;
 use crate::serve::read_token;
 use crate::units::{Size, things, time};
 use farwood_fabric::control::{IndexInfo, IndexState, SessionInfo, SessionState};
 use farwood_fabric::status::{Pages, ServerStatus, Tables, Traffic};
 use farwood_fabric::transport::serve::{ServerPlace, status};
+use farwood_fabric::transport::shm;
+use farwood_fabric::transport::url::PoolUrl;
 use farwood_fabric::{RegionId, ServerId};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -19,7 +20,7 @@ use std::process::ExitCode;
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {
-    /// The servers: tcp://HOST:PORT,... or shm://PATH,...
+    /// The servers: tcp://HOST:PORT,..., verbs://HOST:PORT,... or shm://PATH,...
     url: String,
 
     /// Print JSON, for programs
@@ -236,20 +237,20 @@ fn describe(said: &ServerStatus) -> String {
 
 /// Each server of a URL, with the URL that names it alone.
 fn places(url: &str) -> Result<Vec<(String, ServerPlace)>, String> {
-    match url.parse::<Transport>() {
-        Ok(Transport::TcpAt { addresses, .. }) => Ok(addresses
-            .into_iter()
-            .map(|address| (format!("tcp://{address}"), ServerPlace::Tcp(address)))
-            .collect()),
-        Ok(Transport::ShmAt { paths, .. }) => {
-            let sockets =
-                farwood_fabric::transport::shm::sockets(&paths).map_err(|error| error.to_string())?;
-            Ok(sockets
-                .into_iter()
-                .map(|path| (format!("shm://{}", path.display()), ServerPlace::Shm(path)))
-                .collect())
+    let far = |scheme: &str, addresses: Vec<String>| {
+        let named = |address: String| (format!("{scheme}://{address}"), ServerPlace::Tcp(address));
+        addresses.into_iter().map(named).collect()
+    };
+    match url.parse::<PoolUrl>().map_err(|bad| bad.to_string())? {
+        PoolUrl::Tcp(addresses) => Ok(far("tcp", addresses)),
+        // How it does, a server says over its TCP port.
+        PoolUrl::Verbs(addresses) => Ok(far("verbs", addresses)),
+        PoolUrl::Shm(paths) => {
+            let sockets = shm::sockets(&paths).map_err(|error| error.to_string())?;
+            let named = |path: PathBuf| (format!("shm://{}", path.display()), ServerPlace::Shm(path));
+            Ok(sockets.into_iter().map(named).collect())
         }
-        _ => Err(format!("'{url}' names no servers; give tcp://HOST:PORT,... or shm://PATH,...")),
+        _ => Err(format!("'{url}' names servers that cannot be asked")),
     }
 }
 

@@ -218,7 +218,7 @@ impl Plan {
         if !(2..=MAX_PROCESSES).contains(&processes) {
             return Err(format!("--join: there can be 2 to {MAX_PROCESSES} processes"));
         }
-        if !matches!(self.transport, Transport::ShmAt { .. } | Transport::TcpAt { .. }) {
+        if !matches!(self.transport, Transport::At { .. }) {
             return Err("--join: several processes need servers that run, such as shm://PATH".to_owned());
         }
         if self.verify {

@@ -71,24 +71,8 @@ impl Fleet {
                     Neighbours::start(over, shape).map_err(|why| format!("--transport: {why}"))?;
                 return Ok(Self { place: Place::Real(cluster), _neighbours: Some(neighbours) });
             }
-            Transport::ShmAt { paths, token } => {
-                let options = ShmOptions { token: token.clone() };
-                let cluster =
-                    ShmCluster::connect(paths, &options).map_err(|error| format!("--transport: {error}"))?;
-                Place::Real(cluster)
-            }
-            Transport::TcpAt { addresses, token } => {
-                let options = TcpOptions { token: token.clone(), ..TcpOptions::default() };
-                let cluster = TcpCluster::connect(addresses, &options)
-                    .map_err(|error| format!("--transport: {error}"))?;
-                Place::Real(cluster)
-            }
-            Transport::VerbsAt { addresses, token, device } => {
-                let (token, device) = (token.clone(), device.clone());
-                let options = VerbsOptions { token, device, ..VerbsOptions::default() };
-                let cluster = VerbsCluster::connect(addresses, &options)
-                    .map_err(|error| format!("--transport: {error}"))?;
-                Place::Real(cluster)
+            Transport::At { url, access } => {
+                Place::Real(Cluster::open(url, access).map_err(|error| format!("--transport: {error}"))?)
             }
         };
         Ok(Self { place, _neighbours: None })

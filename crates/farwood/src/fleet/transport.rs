@@ -4,6 +4,7 @@ use crate::serve::read_token;
 use crate::units::Size;
 use farwood_fabric::ServerId;
 use farwood_fabric::transport::sim::{Placement, Profile};
+use farwood_fabric::transport::url::{Access, PoolUrl};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -84,22 +85,21 @@ impl TransportArguments {
     /// What was said; a simulated world of which nothing was said has the profile `usual`.
     pub(crate) fn parse(&self, usual: &str) -> Result<Transport, String> {
         let mut transport: Transport = self.transport.parse()?;
-        match (&mut transport, &self.token_file) {
-            (_, None) => {}
-            (
-                Transport::ShmAt { token, .. }
-                | Transport::TcpAt { token, .. }
-                | Transport::VerbsAt { token, .. },
-                Some(file),
-            ) => {
-                *token = read_token(Some(file))?;
+        match &mut transport {
+            Transport::At { url, access } => {
+                access.token = read_token(self.token_file.as_deref())?;
+                access.device.clone_from(&self.device);
+                if self.device.is_some() && !matches!(url, PoolUrl::Verbs(_)) {
+                    return Err("--device: only servers at verbs:// are reached by RDMA".to_owned());
+                }
             }
-            (_, Some(_)) => return Err("--token-file: only servers that run ask for a token".to_owned()),
-        }
-        match (&mut transport, &self.device) {
-            (_, None) => {}
-            (Transport::VerbsAt { device, .. }, Some(_)) => device.clone_from(&self.device),
-            (_, Some(_)) => return Err("--device: only servers at verbs:// are reached by RDMA".to_owned()),
+            _ if self.token_file.is_some() => {
+                return Err("--token-file: only servers that run ask for a token".to_owned());
+            }
+            _ if self.device.is_some() => {
+                return Err("--device: only servers at verbs:// are reached by RDMA".to_owned());
+            }
+            _ => {}
         }
         match &mut transport {
             Transport::Sim { world, .. } => {
@@ -135,14 +135,10 @@ pub(crate) enum Transport {
     Sim { shape: Option<Shape>, world: World },
     /// Shared memory, with servers started for the occasion.
     Shm(Option<Shape>),
-    /// Shared memory of servers that run, by the paths of their sockets.
-    ShmAt { paths: Vec<PathBuf>, token: Vec<u8> },
     /// TCP, with servers started for the occasion.
     Tcp(Option<Shape>),
-    /// TCP to servers that run, by host and port.
-    TcpAt { addresses: Vec<String>, token: Vec<u8> },
-    /// RDMA to servers that run, by host and (TCP) port.
-    VerbsAt { addresses: Vec<String>, token: Vec<u8>, device: Option<String> },
+    /// Servers that run.
+    At { url: PoolUrl, access: Access },
 }
 
 /// How many servers, and how much memory each has.
@@ -163,7 +159,7 @@ impl Transport {
     pub(crate) fn shape_mut(&mut self) -> Option<&mut Option<Shape>> {
         match self {
             Self::Local(shape) | Self::Sim { shape, .. } | Self::Shm(shape) | Self::Tcp(shape) => Some(shape),
-            Self::ShmAt { .. } | Self::TcpAt { .. } | Self::VerbsAt { .. } => None,
+            Self::At { .. } => None,
         }
     }
 }
@@ -173,18 +169,9 @@ impl FromStr for Transport {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let unknown = || format!("--transport: '{text}' is not understood; there are {TRANSPORTS}");
-        if let Some(paths) = text.strip_prefix("shm://") {
-            let paths: Vec<PathBuf> = paths.split(',').map(PathBuf::from).collect();
-            let is_empty = paths.iter().any(|path| path.as_os_str().is_empty());
-            return if is_empty { Err(unknown()) } else { Ok(Self::ShmAt { paths, token: Vec::new() }) };
-        }
-        if let Some(addresses) = text.strip_prefix("tcp://") {
-            let addresses = parse_addresses(addresses).ok_or_else(unknown)?;
-            return Ok(Self::TcpAt { addresses, token: Vec::new() });
-        }
-        if let Some(addresses) = text.strip_prefix("verbs://") {
-            let addresses = parse_addresses(addresses).ok_or_else(unknown)?;
-            return Ok(Self::VerbsAt { addresses, token: Vec::new(), device: None });
+        if text.contains("://") {
+            let url = text.parse().map_err(|_| unknown())?;
+            return Ok(Self::At { url, access: Access::default() });
         }
         let (name, shape) = match text.split_once(':') {
             Some((name, shape)) => (name, Some(shape)),
@@ -201,14 +188,6 @@ impl FromStr for Transport {
     }
 }
 
-/// `a:7000,b:7000`.
-fn parse_addresses(text: &str) -> Option<Vec<String>> {
-    let has_port = |address: &str| {
-        address.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
-    };
-    text.split(',').map(|address| has_port(address).then(|| address.to_owned())).collect()
-}
-
 /// `2x256MiB`.
 fn parse_shape(text: &str) -> Option<Shape> {
     let (servers, bytes) = text.split_once('x')?;
@@ -223,8 +202,7 @@ mod tests {
     #[test]
     fn transports_are_read() {
         let shape = Some(Shape { servers: 2, bytes: 256 << 20 });
-        let paths = ["/run/a", "/run/b"].map(PathBuf::from).to_vec();
-        let addresses = ["a:7000", "[::1]:7001"].map(str::to_owned).to_vec();
+        let at = |url: &str| Transport::At { url: url.parse().unwrap(), access: Access::default() };
         for (text, transport) in [
             ("local", Transport::Local(None)),
             ("local:2x256MiB", Transport::Local(shape)),
@@ -232,11 +210,10 @@ mod tests {
             ("sim:2x256MiB", Transport::Sim { shape, world: World::Adversary }),
             ("shm", Transport::Shm(None)),
             ("shm:2x256MiB", Transport::Shm(shape)),
-            ("shm:///run/a,/run/b", Transport::ShmAt { paths, token: vec![] }),
+            ("shm:///run/a,/run/b", at("shm:///run/a,/run/b")),
             ("tcp", Transport::Tcp(None)),
             ("tcp:2x256MiB", Transport::Tcp(shape)),
-            ("tcp://a:7000,[::1]:7001", Transport::TcpAt { addresses: addresses.clone(), token: vec![] }),
-            ("verbs://a:7000,[::1]:7001", Transport::VerbsAt { addresses, token: vec![], device: None }),
+            ("verbs://a:7000,[::1]:7001", at("verbs://a:7000,[::1]:7001")),
         ] {
             assert_eq!(text.parse(), Ok(transport), "{text}");
         }

@@ -20,6 +20,7 @@ use crate::report::{JsonFile, Wall};
 use crate::units::{Size, check_seconds, index, list, nanos};
 use access::{Access, LINE};
 use farwood_fabric::clock::RealClock;
+use farwood_fabric::transport::url::PoolUrl;
 use measure::{Job, Tally};
 use raw::Raw;
 use result::{Baseline, Probe, Row, Settings, Speed};
@@ -186,7 +187,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     plan.check_working_set(fleet.cluster().view().servers.len() as u64)?;
     let mut baseline = match plan.transport {
         _ if fleet.is_virtual() => None,
-        Transport::Tcp(_) | Transport::TcpAt { .. } => Some(Beside::Socket),
+        Transport::Tcp(_) | Transport::At { url: PoolUrl::Tcp(_), .. } => Some(Beside::Socket),
         _ => Some(Beside::Memory(Raw::new(plan.working_set))),
     };
     let (rows, skipped) = Arena::with(&fleet, "probe", plan.working_set, |arena| {

@@ -11,7 +11,6 @@ mod text;
 use crate::report::unless_broken_pipe;
 use crate::serve::read_token;
 use farwood_fabric::FabricError;
-use farwood_fabric::transport::url::BadUrl;
 use farwood_index::client::ClientIndex;
 use farwood_index::{AnyEngine, Client, Engine, IndexError};
 use std::io::{self, Write};
@@ -23,7 +22,7 @@ use text::Spelling;
 /// Which pool.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Place {
-    /// The pool's servers: tcp://HOST:PORT,... or shm://PATH,...
+    /// The pool's servers: tcp://HOST:PORT,..., verbs://HOST:PORT,... or shm://PATH,...
     url: String,
 
     /// The token of servers that ask for one
@@ -127,8 +126,6 @@ fn plain(error: IndexError) -> String {
 impl Place {
     fn client(&self) -> Result<Client, String> {
         let token = read_token(self.token_file.as_deref())?;
-        let url: Result<farwood_fabric::transport::url::PoolUrl, BadUrl> = self.url.parse();
-        url.map_err(|bad| bad.to_string())?;
         Client::connect(&self.url, &token, 1).map_err(plain)
     }
 }

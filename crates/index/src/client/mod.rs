@@ -26,7 +26,7 @@ pub use pending::Pending;
 use crate::api::{IndexError, KeyValue};
 use crate::engine::AnyEngine;
 use crate::index::Index;
-use farwood_fabric::transport::url::PoolUrl;
+use farwood_fabric::transport::url::{Access, BadUrl, PoolUrl};
 use farwood_fabric::{Cluster, FabricError};
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
@@ -52,12 +52,12 @@ impl Client {
         Ok(Self { workers: Arc::new(Workers::start(cluster, threads.max(1))?) })
     }
 
-    /// The same for servers that run, by their URL: `tcp://HOST:PORT,...` or `shm://PATH,...`.
+    /// The same for servers that run, by their URL: `tcp://HOST:PORT,...`, `verbs://HOST:PORT,...` or
+    /// `shm://PATH,...`.
     pub fn connect(url: &str, token: &[u8], threads: usize) -> Result<Self, IndexError> {
-        let url: PoolUrl = url.parse().map_err(|bad: farwood_fabric::transport::url::BadUrl| {
-            FabricError::Unreachable { why: bad.to_string() }
-        })?;
-        Self::new(&Cluster::open(&url, token)?, threads)
+        let unreachable = |bad: BadUrl| FabricError::Unreachable { why: bad.to_string() };
+        let url: PoolUrl = url.parse().map_err(unreachable)?;
+        Self::new(&Cluster::open(&url, &Access::with_token(token))?, threads)
     }
 
     /// Creates an index, empty, and opens it.
