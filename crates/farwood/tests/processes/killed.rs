@@ -1,11 +1,12 @@
 //! `kill -9`, of clients and of servers, under load.
 
-use super::parts::{INDEX, KEYS, cells, records};
+use super::parts::{INDEX, KEYS, TREE_KEYS, TREES, cells, records};
 use super::world::{Over, Process, Servers, client, connect, nap};
 use farwood_fabric::clock::{MILLISECOND, SECOND};
 use farwood_fabric::{Batch, Executor, FabricError, GlobalAddr, RegionId, ServerId, Session, SessionOptions};
-use farwood_index::{Engine, OrderedIndex, Pool};
+use farwood_index::{AnyEngine, Engine, Index, OrderedIndex, Pool};
 use farwood_sim::check::leaks;
+use std::ops::Bound;
 use std::time::Duration;
 
 /// What one death may leave unaccounted for: see `shared::heap`.
@@ -85,6 +86,63 @@ fn a_killed_client_far_away_leaves_locks_and_cells_that_others_repair() {
 #[test]
 fn a_killed_client_far_away_leaves_memory_that_others_find() {
     survives_kills(&records(), "records", Over::Tcp, 10);
+}
+
+/// A session that dies may have worked on several trees. Whoever recovers it has only one of them open, and frees its locks in all.
+#[test]
+fn a_killed_client_leaves_no_lock_in_any_of_its_trees() {
+    let servers = Servers::start(&["--lease-ms", "600000"]);
+    let place = servers.place(Over::Shm);
+    let cluster = connect(&place).expect("the pool is there");
+    let executor = Executor::new();
+    executor.block_on(async {
+        let pool = Pool::join(&cluster, SessionOptions::default()).await.expect("joins");
+        let endpoint = pool.session().endpoint().expect("an endpoint");
+        pool.session().keep_alive(&endpoint, 2 * MILLISECOND);
+        for (name, engine) in TREES {
+            let engine = AnyEngine::named(engine, 8, 8).expect("it exists");
+            drop(Index::create(&pool, &endpoint, name, &engine).await.expect("creates"));
+        }
+        for kill in 0..20u64 {
+            let mut clients = [client("trees", &place), client("trees", &place)];
+            nap(Duration::from_micros(1500 + kill * 37 % 2000));
+            for client in &mut clients {
+                client.kill();
+            }
+            let open = Index::open(&pool, &endpoint, TREES[0].0).await.expect("opens");
+            let deadline = endpoint.now() + 20 * SECOND;
+            loop {
+                let others = pool.session().list(&endpoint.op()).await.expect("lists").into_iter();
+                let others: Vec<_> = others.filter(|info| info.session != pool.session().id()).collect();
+                if others.is_empty() {
+                    break;
+                }
+                assert!(
+                    endpoint.now() < deadline,
+                    "the dead cannot be fenced though their processes are gone"
+                );
+                for info in others.iter().filter(|info| info.lease_left_ns == 0) {
+                    open.recover(&endpoint, info.session).await.expect("recovers");
+                }
+            }
+            drop(open);
+            for (name, _) in TREES {
+                let tree = Index::open(&pool, &endpoint, name).await.expect("opens");
+                let handle = tree.handle(&endpoint).expect("a handle");
+                for key in 0..TREE_KEYS {
+                    handle.put(&key.to_be_bytes(), &kill.to_be_bytes()).await.expect("no lock is in the way");
+                }
+                let all =
+                    handle.scan(Bound::Unbounded, Bound::Unbounded, usize::MAX, false).await.expect("scans");
+                assert!(
+                    all.len() as u64 == TREE_KEYS
+                        && all.iter().all(|(_, value)| *value == kill.to_be_bytes())
+                );
+                tree.check(&endpoint).await.expect("whole, and no lock is held");
+            }
+        }
+    });
+    executor.clear();
 }
 
 #[test]

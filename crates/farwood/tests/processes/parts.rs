@@ -6,7 +6,7 @@ use farwood_fabric::{
     Batch, CallError, Cluster, Endpoint, Executor, FabricError, GlobalAddr, RegionId, ServerId, Session,
     SessionOptions,
 };
-use farwood_index::{Engine, IndexError, OrderedIndex, Pool};
+use farwood_index::{Engine, Index, IndexError, OrderedIndex, Pool};
 use farwood_sim::reference::Bugs;
 use farwood_sim::reference::cells::Cells;
 use farwood_sim::reference::records::Records;
@@ -36,6 +36,7 @@ pub(crate) fn play(part: &str) {
     let ended = match part {
         "cells" => executor.block_on(keep_writing(&cells(), &cluster)).map_err(|e| e.to_string()),
         "records" => executor.block_on(keep_writing(&records(), &cluster)).map_err(|e| e.to_string()),
+        "trees" => executor.block_on(keep_growing(&cluster)).map_err(|e| e.to_string()),
         "idle" => executor.block_on(idle(&cluster)).map_err(|e| e.to_string()),
         "scribbler" => executor.block_on(keep_scribbling(&cluster)).map_err(|e| e.to_string()),
         _ => panic!("no such part: {part}"),
@@ -49,6 +50,42 @@ pub(crate) fn play(part: &str) {
 
 fn say_at_work() {
     println!("\n{AT_WORK}");
+}
+
+/// Two trees: one with its locks in lock memory, one in main memory.
+pub(crate) const TREES: [(&str, &str); 2] = [("one", "sherman"), ("other", "fg+")];
+/// How many keys they have.
+pub(crate) const TREE_KEYS: u64 = 2000;
+
+/// Writes to and deletes from two trees at random, several tasks at a time, for ever.
+async fn keep_growing(cluster: &Cluster) -> Result<(), IndexError> {
+    let pool = Pool::join(cluster, SessionOptions::default()).await?;
+    let endpoint = pool.session().endpoint()?;
+    pool.session().keep_alive(&endpoint, HEARTBEAT_NS);
+    let mut tasks = Vec::new();
+    for (name, _) in TREES {
+        let tree = Index::open(&pool, &endpoint, name).await?;
+        for _ in 0..4 {
+            let (handle, endpoint) = (tree.handle(&endpoint)?, endpoint.clone());
+            tasks.push(endpoint.clone().spawn(async move {
+                loop {
+                    let key = endpoint.random_below(TREE_KEYS).to_be_bytes();
+                    let done = match endpoint.random_below(3) {
+                        0 => handle.delete(&key).await.map(drop),
+                        _ => handle.put(&key, &endpoint.random().to_be_bytes()).await,
+                    };
+                    if let Err(error) = done {
+                        return error;
+                    }
+                }
+            }));
+        }
+    }
+    say_at_work();
+    for task in tasks {
+        return Err(task.await.unwrap_or(IndexError::Unknown));
+    }
+    Ok(())
 }
 
 /// Has connections and does nothing with them, but lives.
