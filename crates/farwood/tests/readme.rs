@@ -3,30 +3,18 @@
 /// The Rust block of the README, as a function body. Kept in step by `the_example_is_the_readmes`.
 fn example() -> Result<(), Box<dyn std::error::Error>> {
     // begin
-    use farwood_fabric::transport::local::LocalCluster;
-    use farwood_fabric::{Executor, GlobalAddr, RegionId, ServerId, Session, SessionOptions};
-    use farwood_fabric::{procedure::ProcedureSet, region::PoolId, server::ServerLogic};
-    use farwood_memory::{MemoryServer, ServerConfig};
-    use std::sync::Arc;
+    use farwood_index::{AnyEngine, Client};
 
-    let server = |n| {
-        let config = ServerConfig::new(PoolId(1), ServerId::new(n), 2, 64 << 20);
-        let server = MemoryServer::new(config, ProcedureSet::default())?;
-        Ok::<_, Box<dyn std::error::Error>>(Arc::new(server) as Arc<dyn ServerLogic>)
-    };
-    let cluster = LocalCluster::start(vec![server(0)?, server(1)?])?;
-    Executor::new().block_on(async {
-        let session = Session::open(&cluster, SessionOptions::default()).await?;
-        let endpoint = session.endpoint()?;
-        let op = endpoint.op();
-        let lock = GlobalAddr::new(ServerId::new(1), RegionId::LOCK, 0);
-        assert_eq!(op.cas(lock, 0, 7).await?, 0);
-        assert_eq!(op.read_word(lock).await?, 7);
-        assert_eq!(op.stats().round_trips, 2);
-        drop(op);
-        session.close(&endpoint).await?;
-        Ok::<_, Box<dyn std::error::Error>>(())
-    })?;
+    let client = Client::new(&farwood_memory::embedded(2, 64 << 20)?, 1)?;
+    // With servers that run: Client::connect("tcp://10.0.0.1:7000,10.0.0.2:7000", b"the token", 1)?
+    let orders = client.create("orders", &AnyEngine::named("sherman", 8, 8)?).wait()?;
+    orders.put(7u64.to_be_bytes(), *b"8 bytes!").wait()?;
+    orders.put(9u64.to_be_bytes(), *b"8 more..").wait()?;
+    assert_eq!(orders.get(7u64.to_be_bytes()).wait()?.as_deref(), Some(&b"8 bytes!"[..]));
+    let from = 8u64.to_be_bytes();
+    let pairs = orders.scan(from.as_slice().., 100).wait()?;
+    assert_eq!(pairs, [(9u64.to_be_bytes().to_vec(), b"8 more..".to_vec())]);
+    assert!(orders.delete(7u64.to_be_bytes()).wait()?);
     // end
     Ok(())
 }
