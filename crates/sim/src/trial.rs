@@ -461,8 +461,13 @@ async fn live<E: Engine>(
                 let mut seen = BTreeMap::new();
                 while left.borrow()[usize::from(task)] > 0 {
                     let shrinking = left.borrow()[usize::from(task)] / PHASE_OPS % 2 == 1;
-                    let action =
-                        random_action(&mut rng, (keys, &sizes), shrinking, &mut log.borrow_mut().values, &seen);
+                    let action = random_action(
+                        &mut rng,
+                        (keys, &sizes),
+                        shrinking,
+                        &mut log.borrow_mut().values,
+                        &seen,
+                    );
                     left.borrow_mut()[usize::from(task)] -= 1;
                     perform(&index, &log, client * 100 + u32::from(task), action, &mut seen).await?;
                 }

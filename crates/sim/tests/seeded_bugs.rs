@@ -148,19 +148,34 @@ fn long_values() -> Config {
 
 #[test]
 fn a_tree_that_unlocks_before_it_writes() {
-    tree_bug_is_caught("unlock_before_write_back", &Config::tiny(), |s| s.unlock_before_write_back = true, crowded);
+    tree_bug_is_caught(
+        "unlock_before_write_back",
+        &Config::tiny(),
+        |s| s.unlock_before_write_back = true,
+        crowded,
+    );
 }
 
 #[test]
 fn a_tree_that_hands_a_lock_over_before_its_write_has_completed() {
-    tree_bug_is_caught("handover_before_completion", &Config::tiny(), |s| s.handover_before_completion = true, crowded);
+    tree_bug_is_caught(
+        "handover_before_completion",
+        &Config::tiny(),
+        |s| s.handover_before_completion = true,
+        crowded,
+    );
 }
 
 #[test]
 fn a_masked_lock_released_by_a_plain_write() {
     let mut config = Config::tiny();
     config.switches = Switches { masked_locks: true, ..config.switches };
-    tree_bug_is_caught("plain_masked_release", &config, |s| s.plain_masked_release = true, |seed| Trial { ops: 20, ..bushy(seed) });
+    tree_bug_is_caught(
+        "plain_masked_release",
+        &config,
+        |s| s.plain_masked_release = true,
+        |seed| Trial { ops: 20, ..bushy(seed) },
+    );
 }
 
 #[test]
@@ -183,7 +198,12 @@ fn bare_versions_of_four_bits() {
 
 #[test]
 fn a_checksum_without_the_version_of_its_node() {
-    tree_bug_is_caught("checksum_without_version", &Config::tiny(), |s| s.checksum_without_version = true, bushy);
+    tree_bug_is_caught(
+        "checksum_without_version",
+        &Config::tiny(),
+        |s| s.checksum_without_version = true,
+        bushy,
+    );
 }
 
 #[test]
@@ -210,7 +230,12 @@ fn a_tree_that_does_not_look_at_fences() {
 
 #[test]
 fn a_merge_that_waits_for_its_second_lock() {
-    tree_bug_is_caught("wait_for_second_lock", &Config::tiny(), |s| s.wait_for_second_lock = true, |seed| Trial { ops: 40, ..bushy(seed) });
+    tree_bug_is_caught(
+        "wait_for_second_lock",
+        &Config::tiny(),
+        |s| s.wait_for_second_lock = true,
+        |seed| Trial { ops: 40, ..bushy(seed) },
+    );
 }
 
 #[test]

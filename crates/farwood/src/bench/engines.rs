@@ -101,7 +101,9 @@ impl Choice {
 /// The tree for keys and values of this size; nodes are those of the paper, or as large as 32 entries need.
 fn sherman(name: &str, config: Config, load: Load) -> Result<Sherman, String> {
     let (Some(key_bytes), Some(value_bytes)) = (load.key_bytes, load.value_bytes) else {
-        return Err(format!("--engine: keys and values of {name} have one length; choose such a --key-set and --value-size"));
+        return Err(format!(
+            "--engine: keys and values of {name} have one length; choose such a --key-set and --value-size"
+        ));
     };
     let sized = Config { key_bytes, value_bytes, ..config };
     let for_32 = sized.clone().with_entries(32).node_bytes;
@@ -163,10 +165,16 @@ mod tests {
             Choice::new(engine, LOAD, &[(switch.to_owned(), value.to_owned())])
         };
         assert!(set("btreemap", "shards", "8").is_ok());
-        assert!(set("sherman", "lock_and_read", "false").is_ok() && set("fg+", "cache_bytes", "1MiB").is_ok());
-        for (engine, switch, value) in
-            [("btreemap", "shards", "0"), ("btreemap", "shads", "8"), ("cells", "shards", "8"), ("sherman", "combine", "yes"), ("sherman", "shards", "8")]
-        {
+        assert!(
+            set("sherman", "lock_and_read", "false").is_ok() && set("fg+", "cache_bytes", "1MiB").is_ok()
+        );
+        for (engine, switch, value) in [
+            ("btreemap", "shards", "0"),
+            ("btreemap", "shads", "8"),
+            ("cells", "shards", "8"),
+            ("sherman", "combine", "yes"),
+            ("sherman", "shards", "8"),
+        ] {
             assert!(set(engine, switch, value).is_err(), "{engine} {switch}={value}");
         }
     }

@@ -204,7 +204,12 @@ impl Cache {
     }
 
     /// Keeps a copy of an inner node that was read whole by an operation that began after flush `flushes`.
-    pub(super) fn keep<B: Deref<Target = [u8]>>(&self, node: &Node<B>, flushes: u64, random: impl Fn() -> u64) {
+    pub(super) fn keep<B: Deref<Target = [u8]>>(
+        &self,
+        node: &Node<B>,
+        flushes: u64,
+        random: impl Fn() -> u64,
+    ) {
         if node.level() == 0 {
             return;
         }

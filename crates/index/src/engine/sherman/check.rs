@@ -21,7 +21,9 @@ impl Tree {
         let mut level = None;
         loop {
             let nodes = self.check_level(op, first, level).await?;
-            let Some((_, leftmost)) = nodes.first() else { return Err(corrupt("a level without nodes".into())) };
+            let Some((_, leftmost)) = nodes.first() else {
+                return Err(corrupt("a level without nodes".into()));
+            };
             found.extend(nodes.iter().map(|(addr, _)| (self.shared.node_class(), *addr)));
             let here = leftmost.level();
             if here == 0 {
@@ -70,7 +72,8 @@ impl Tree {
         // Under its lock, since what a dead session left torn is mended there and nowhere else.
         let buf = surely::read(op, addr, self.shared.config.node_bytes).await?;
         let torn = || corrupt(format!("the node at {addr} is torn though nobody writes"));
-        let mut node = Node::accept(&self.shared.layouts, self.shared.place(addr), buf).map_err(|_| torn())?;
+        let mut node =
+            Node::accept(&self.shared.layouts, self.shared.place(addr), buf).map_err(|_| torn())?;
         if !node.is_whole() {
             if self.shared.config.sabotage.skip_repair {
                 return Err(torn());

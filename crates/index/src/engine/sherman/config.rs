@@ -205,7 +205,8 @@ impl Config {
                 self.node_bytes
             ));
         }
-        if leaf.update_needs_intent() && leaf.entry_bytes() + 128 > usize::try_from(INTENT_BYTES).unwrap_or(0) {
+        if leaf.update_needs_intent() && leaf.entry_bytes() + 128 > usize::try_from(INTENT_BYTES).unwrap_or(0)
+        {
             return refuse(format!(
                 "keys of {} and values of {} bytes; together they can have about {INTENT_BYTES}",
                 self.key_bytes, self.value_bytes
@@ -215,7 +216,9 @@ impl Config {
             return refuse("16-bit locks do not say which task holds them; they need hierarchical".into());
         }
         if self.switches.handover && !self.switches.hierarchical {
-            return refuse("a lock is handed over within the local queue; handover needs hierarchical".into());
+            return refuse(
+                "a lock is handed over within the local queue; handover needs hierarchical".into(),
+            );
         }
         if self.locks == 0 {
             return refuse("there must be at least one lock".into());
@@ -226,8 +229,7 @@ impl Config {
     /// What the catalog keeps: all that everybody who opens the tree must agree on.
     pub(super) fn encode(&self) -> Vec<u8> {
         let Switches { lock_memory, masked_locks, bare_versions, .. } = self.switches;
-        let numbers =
-            [self.key_bytes as u64, self.value_bytes as u64, self.node_bytes as u64, self.locks];
+        let numbers = [self.key_bytes as u64, self.value_bytes as u64, self.node_bytes as u64, self.locks];
         let mut bytes = FORMAT.to_le_bytes().to_vec();
         bytes.extend(numbers.iter().flat_map(|n| n.to_le_bytes()));
         bytes.extend([lock_memory, masked_locks, bare_versions].map(u8::from));
@@ -246,7 +248,9 @@ impl Config {
             ),
             None => "a format that this version does not know".to_owned(),
         };
-        Err(IndexError::BadConfig { why: format!("the index was created with {theirs}; open it with the same") })
+        Err(IndexError::BadConfig {
+            why: format!("the index was created with {theirs}; open it with the same"),
+        })
     }
 
     fn decode(kept: &[u8]) -> Option<(Self, String)> {

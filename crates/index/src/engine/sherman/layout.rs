@@ -329,7 +329,8 @@ mod tests {
 
     #[test]
     fn nothing_overlaps_and_nothing_lies_outside() {
-        for (key_bytes, value_bytes, node_bytes) in [(8, 8, 1024), (1, 1, 144), (20, 100, 2048), (8, 9, 1000)] {
+        for (key_bytes, value_bytes, node_bytes) in [(8, 8, 1024), (1, 1, 144), (20, 100, 2048), (8, 9, 1000)]
+        {
             let layout = Layout::new(key_bytes, value_bytes, node_bytes);
             let mut used = vec![0u8; node_bytes];
             let mut claim = |at: usize, bytes: usize| used[at..at + bytes].iter_mut().for_each(|b| *b += 1);

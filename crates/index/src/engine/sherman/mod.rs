@@ -177,7 +177,8 @@ impl Engine for Sherman {
                 surely::write_word(&op, lock_table_pointer(&info, *server), table.to_raw()).await?;
             }
         }
-        let addr = pool.heap().allocate(&op, ServerId::COORDINATOR, node_class(info.id, &self.config)).await?;
+        let addr =
+            pool.heap().allocate(&op, ServerId::COORDINATOR, node_class(info.id, &self.config)).await?;
         let plan = Plan {
             level: 0,
             incarnation: endpoint.random(),
@@ -315,7 +316,9 @@ impl Tree {
         if key.len() == bytes {
             return Ok(());
         }
-        Err(IndexError::BadKey { why: format!("keys of this index have {bytes} bytes, this one has {}", key.len()) })
+        Err(IndexError::BadKey {
+            why: format!("keys of this index have {bytes} bytes, this one has {}", key.len()),
+        })
     }
 
     fn check_value(&self, value: &[u8]) -> Result<(), IndexError> {
@@ -359,16 +362,14 @@ impl OrderedIndex for Tree {
     async fn put_if_absent(&self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
         self.check_key(key)?;
         self.check_value(value)?;
-        let decide =
-            |held: Option<&[u8]>| if held.is_none() { Decision::Put(value) } else { Decision::Keep };
+        let decide = |held: Option<&[u8]>| if held.is_none() { Decision::Put(value) } else { Decision::Keep };
         self.modify(key, &decide).await
     }
 
     async fn update_if_present(&self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
         self.check_key(key)?;
         self.check_value(value)?;
-        let decide =
-            |held: Option<&[u8]>| if held.is_some() { Decision::Put(value) } else { Decision::Keep };
+        let decide = |held: Option<&[u8]>| if held.is_some() { Decision::Put(value) } else { Decision::Keep };
         self.modify(key, &decide).await
     }
 

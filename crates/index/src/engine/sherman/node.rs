@@ -18,8 +18,8 @@
 //!   half and flag.
 
 use super::layout::{
-    ACTIVE_HALF, DEAD, FLAGS_AT, GENERATION_MASK, INCARNATION_AT, INCARNATION_MASK, LEVEL_AT, LINKED_AT, LOW_AT, Layout,
-    Presence, address, half_bits, join_seal, of_half_bits, set_word, split_seal, word,
+    ACTIVE_HALF, DEAD, FLAGS_AT, GENERATION_MASK, INCARNATION_AT, INCARNATION_MASK, LEVEL_AT, LINKED_AT,
+    LOW_AT, Layout, Presence, address, half_bits, join_seal, of_half_bits, set_word, split_seal, word,
 };
 use crate::shared::whole::Place;
 use farwood_fabric::{Buf, GlobalAddr};
@@ -232,7 +232,8 @@ impl<B: Deref<Target = [u8]>> Node<B> {
 
     /// The slots that count: present, and between the fences. The node must be whole.
     pub(super) fn live(&self) -> impl Iterator<Item = usize> {
-        (0..self.layout.capacity()).filter(|slot| self.presence(*slot).has(*slot) && self.covers(self.key(*slot)))
+        (0..self.layout.capacity())
+            .filter(|slot| self.presence(*slot).has(*slot) && self.covers(self.key(*slot)))
     }
 
     /// The slots that count, by key.
@@ -358,7 +359,8 @@ impl<B: DerefMut<Target = [u8]>> Node<B> {
             return SmallVec::from_iter([self.meta_patch(slot / 2)]);
         }
         let meta = self.layout.meta_at(slot / 2);
-        let (from, to) = if slot % 2 == 0 { (at, meta + 8) } else { (meta, self.layout.value_at(slot) + to_words(value)) };
+        let (from, to) =
+            if slot % 2 == 0 { (at, meta + 8) } else { (meta, self.layout.value_at(slot) + to_words(value)) };
         SmallVec::from_iter([self.patch(from, to - from)])
     }
 

@@ -52,8 +52,7 @@ impl Scan<'_> {
         }
         slots.truncate(self.limit - self.found.len());
         self.found.extend(slots.iter().map(|slot| (leaf.key(*slot).to_vec(), leaf.value(*slot).to_vec())));
-        self.cursor =
-            if self.reverse { predecessor(leaf.low()) } else { leaf.high().map(<[u8]>::to_vec) };
+        self.cursor = if self.reverse { predecessor(leaf.low()) } else { leaf.high().map(<[u8]>::to_vec) };
     }
 }
 
@@ -129,7 +128,9 @@ impl Tree {
                 self.shared.cache.forget(1, cursor);
                 return Ok(());
             }
-            let Ok(leaf) = Node::accept(&self.shared.layouts, self.shared.place(addr), buf) else { return Ok(()) };
+            let Ok(leaf) = Node::accept(&self.shared.layouts, self.shared.place(addr), buf) else {
+                return Ok(());
+            };
             if !leaf.is_whole() {
                 return Ok(());
             }

@@ -78,7 +78,10 @@ impl Tree {
             return if target.trust == Trust::Hint {
                 Ok(Reached::Elsewhere)
             } else {
-                Err(super::corrupt(format!("the header of the node at {} is torn under its lock", target.addr)))
+                Err(super::corrupt(format!(
+                    "the header of the node at {} is torn under its lock",
+                    target.addr
+                )))
             };
         };
         Ok(Reached::Node(Locked { held, addr: target.addr, node }))
@@ -154,7 +157,10 @@ impl Tree {
                 Lookup::Absent => None,
                 Lookup::Torn => {
                     self.unlock(op, locked.held).await?;
-                    return Err(super::corrupt(format!("the node at {} is torn under its lock", locked.addr)));
+                    return Err(super::corrupt(format!(
+                        "the node at {} is torn under its lock",
+                        locked.addr
+                    )));
                 }
             };
             let decision = decide(slot.map(|slot| locked.node.value(slot)));
@@ -190,7 +196,12 @@ impl Tree {
     }
 
     /// Writes a change of one entry and gives the lock back.
-    pub(super) async fn write_back(&self, op: &Op, locked: Locked, patches: Patches) -> Result<(), IndexError> {
+    pub(super) async fn write_back(
+        &self,
+        op: &Op,
+        locked: Locked,
+        patches: Patches,
+    ) -> Result<(), IndexError> {
         let writes = self.writes_of(locked.addr, locked.node, patches);
         self.finish(op, locked.held, &writes).await
     }
@@ -250,7 +261,12 @@ impl Tree {
     }
 
     /// Room for an intent; waits for it if others have it all.
-    pub(super) async fn intent_slot(&self, op: &Op, server: ServerId, bytes: usize) -> Result<Slot, IndexError> {
+    pub(super) async fn intent_slot(
+        &self,
+        op: &Op,
+        server: ServerId,
+        bytes: usize,
+    ) -> Result<Slot, IndexError> {
         for _ in 0..MAX_SLOT_WAITS {
             if let Some(slot) = self.shared.pool.intents().take(server, bytes) {
                 return Ok(slot);

@@ -148,7 +148,9 @@ impl World {
     }
 
     pub(super) fn apply_whole(&mut self, key: usize) {
-        if matches!(self.flights[key].verbs[self.flights[key].next].action, Action::Write) && self.is_lost_to_atomic(key) {
+        if matches!(self.flights[key].verbs[self.flights[key].next].action, Action::Write)
+            && self.is_lost_to_atomic(key)
+        {
             self.effect_noted(key);
             return;
         }

@@ -119,7 +119,9 @@ impl LocalLocks {
 
     /// Whether the lock may be handed to somebody.
     pub(super) fn wants_handover(&self, key: LockKey) -> bool {
-        self.shard(key).get(&key).is_some_and(|line| !line.waiting.is_empty() && line.handovers < MAX_HANDOVERS)
+        self.shard(key)
+            .get(&key)
+            .is_some_and(|line| !line.waiting.is_empty() && line.handovers < MAX_HANDOVERS)
     }
 
     /// Hands the lock, held remotely by `word`, to the next in the queue. Whether there was one; if not, it is still ours.

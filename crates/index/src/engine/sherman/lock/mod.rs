@@ -213,7 +213,11 @@ impl Tree {
     }
 
     /// Takes the lock of a node if nobody holds it, and reads the node.
-    pub(super) async fn try_lock(&self, op: &Op, node: GlobalAddr) -> Result<Option<(Held, Buf)>, IndexError> {
+    pub(super) async fn try_lock(
+        &self,
+        op: &Op,
+        node: GlobalAddr,
+    ) -> Result<Option<(Held, Buf)>, IndexError> {
         let at = self.shared.locks.lock_of(node);
         let is_hierarchical = self.shared.config.switches.hierarchical;
         let tried = if is_hierarchical { self.shared.local.try_acquire(at.key()) } else { Tried::Ours };

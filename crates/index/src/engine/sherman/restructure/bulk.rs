@@ -35,9 +35,14 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn most(&self, level: usize) -> usize {
-        let layout = if level == 0 { &self.tree.shared.layouts.leaf } else { &self.tree.shared.layouts.inner };
+        let layout =
+            if level == 0 { &self.tree.shared.layouts.leaf } else { &self.tree.shared.layouts.inner };
         let capacity = layout.capacity();
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and the capacity")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "between 0 and the capacity"
+        )]
         let filled = (capacity as f64 * self.fill).round() as usize;
         filled.clamp(2, capacity)
     }
@@ -75,7 +80,11 @@ impl Builder<'_> {
         debug_assert_eq!(level, self.levels.len());
         let addr = self.tree.new_place(self.op).await?;
         let pointer = child.addr.to_raw().to_le_bytes().to_vec();
-        self.levels.push(Filling { addr, low: child.low.clone(), entries: vec![(child.low.clone(), pointer)] });
+        self.levels.push(Filling {
+            addr,
+            low: child.low.clone(),
+            entries: vec![(child.low.clone(), pointer)],
+        });
         Ok(())
     }
 
@@ -210,5 +219,7 @@ impl Tree {
 }
 
 fn not_empty() -> IndexError {
-    IndexError::BadConfig { why: "only an empty index can be loaded in bulk; this one has been written to".into() }
+    IndexError::BadConfig {
+        why: "only an empty index can be loaded in bulk; this one has been written to".into(),
+    }
 }

@@ -127,7 +127,8 @@ impl Tree {
             let steps = turn.iter().cloned().map(|patch| (left.addr, patch));
             let steps = steps.chain(remove.into_iter().map(|patch| (parent.addr, patch)));
             let steps = steps.chain([(right.addr, right.node.bury())]);
-            redo.writes = steps.map(|(addr, patch)| (addr.add(patch.at as u64), patch.bytes.to_vec())).collect();
+            redo.writes =
+                steps.map(|(addr, patch)| (addr.add(patch.at as u64), patch.bytes.to_vec())).collect();
             self.shared.pool.intents().take(left.addr.server(), redo.encoded_bytes())
         });
         let (Some((fill, _)), Some(slot)) = (grown, slot) else {
@@ -145,8 +146,12 @@ impl Tree {
             self.write(op, addr.server(), &[write]).await?;
         }
         marks::hit("merge");
-        self.write(op, left.addr.server(), &[Write { addr: slot.end_addr(), bytes: SmallVec::from_slice(&[0; 8]) }])
-            .await?;
+        self.write(
+            op,
+            left.addr.server(),
+            &[Write { addr: slot.end_addr(), bytes: SmallVec::from_slice(&[0; 8]) }],
+        )
+        .await?;
         let small = parent.node.live().count() <= self.shared.layouts.inner.capacity() / 4;
         let parent_low = small.then(|| parent.node.low().to_vec());
         self.release(op, left.held).await?;

@@ -89,7 +89,10 @@ impl Tree {
         writes.extend(node.shrink(&separator, child).into_iter().map(|patch| Self::patch_at(addr, patch)));
         let together = child.server() == addr.server();
         if together {
-            writes.push(Write { addr: child.add(super::super::layout::LINKED_AT as u64), bytes: SmallVec::from_slice(&[1]) });
+            writes.push(Write {
+                addr: child.add(super::super::layout::LINKED_AT as u64),
+                bytes: SmallVec::from_slice(&[1]),
+            });
         }
         self.finish(op, held, &writes).await?;
         marks::hit("split");
@@ -139,7 +142,11 @@ impl Tree {
     }
 
     /// Adds separators, that of `first` and those of parents that are split for it.
-    pub(in super::super) async fn add_separators(&self, op: &Op, first: LostSeparator) -> Result<(), IndexError> {
+    pub(in super::super) async fn add_separators(
+        &self,
+        op: &Op,
+        first: LostSeparator,
+    ) -> Result<(), IndexError> {
         let mut missing = vec![first];
         for _ in 0..MAX_SEPARATORS {
             let Some(lost) = missing.pop() else { return Ok(()) };
@@ -220,7 +227,12 @@ impl Tree {
     }
 
     /// CASes the root pointer; whether it was ours that took effect. If not, the new node is given back.
-    pub(super) async fn swap_root(&self, op: &Op, old: GlobalAddr, new: GlobalAddr) -> Result<bool, IndexError> {
+    pub(super) async fn swap_root(
+        &self,
+        op: &Op,
+        old: GlobalAddr,
+        new: GlobalAddr,
+    ) -> Result<bool, IndexError> {
         let heap = self.shared.pool.heap();
         let pointer = self.shared.root_pointer();
         match op.cas(pointer, old.to_raw(), new.to_raw()).await {
