@@ -55,8 +55,8 @@ impl Choice {
             "null" => Self::Null(Nothing::default()),
             "cells" => Self::Cells(Cells { keys: capacity, bugs: Bugs::default() }),
             "records" => Self::Records(Records { keys: capacity, bugs: Bugs::default() }),
-            "sherman" => Self::Sherman(sherman(name, Config::default(), load)?),
-            "fg+" => Self::Sherman(sherman(name, Config::fg_plus(), load)?),
+            "sherman" => Self::Sherman(sherman(name, &Config::default(), load)?),
+            "fg+" => Self::Sherman(sherman(name, &Config::fg_plus(), load)?),
             _ => {
                 let names = ENGINES.map(|(name, _)| name).join(", ");
                 return Err(format!("--engine: there is no '{name}'; there are {names}"));
@@ -99,13 +99,13 @@ impl Choice {
 }
 
 /// The tree for keys and values of this size; nodes are those of the paper, or as large as 32 entries need.
-fn sherman(name: &str, config: Config, load: Load) -> Result<Sherman, String> {
+fn sherman(name: &str, config: &Config, load: Load) -> Result<Sherman, String> {
     let (Some(key_bytes), Some(value_bytes)) = (load.key_bytes, load.value_bytes) else {
         return Err(format!(
             "--engine: keys and values of {name} have one length; choose such a --key-set and --value-size"
         ));
     };
-    let sized = Config { key_bytes, value_bytes, ..config };
+    let sized = Config { key_bytes, value_bytes, ..config.clone() };
     let for_32 = sized.clone().with_entries(32).node_bytes;
     Ok(Sherman::new(Config { node_bytes: for_32.max(sized.node_bytes), ..sized }))
 }
@@ -116,7 +116,7 @@ fn set_sherman(config: &mut Config, engine: &str, switch: &str, value: &str) -> 
         *technique = value.parse().map_err(|_| bad("a technique is true or false"))?;
         return Ok(());
     }
-    let size = || value.parse::<Size>().map(|size| size.0).map_err(|error| bad(&error.to_string()));
+    let size = || value.parse::<Size>().map(|size| size.0).map_err(|error| bad(&error));
     match switch {
         "cache_bytes" => config.cache_bytes = size()?,
         "node_bytes" => config.node_bytes = usize::try_from(size()?).map_err(|_| bad("that is too large"))?,
