@@ -208,13 +208,12 @@ fn a_checksum_without_the_version_of_its_node() {
 
 #[test]
 fn a_tree_that_frees_nodes_without_an_epoch() {
-    // Fences and levels hide most of it. One session on one server uses a node again at once, and without a cache operations
-    // hold many addresses that they believe in.
-    let config = Config { cache_bytes: 0, locks: 512, ..Config::tiny() };
+    // Fences, levels and the mark of linked nodes hide most of it: it shows once in some 200 worlds, where tasks queue for few locks
+    // with addresses that they believe in, and a node is used again while they wait. The search begins near one of them.
+    let config = Config { cache_bytes: 0, locks: 3, ..Config::tiny() };
     let hasty = |seed| {
-        let trial =
-            Trial { seed, servers: 1, sessions: 1, tasks: 16, ops: 150, keys: 10, ..Trial::default() };
-        trial.with_faults(FaultKind::SlowServer, 2)
+        let seed = seed + 170;
+        Trial { seed, servers: 1, sessions: 1, tasks: 16, ops: 300, keys: 24, ..Trial::default() }
     };
     tree_bug_is_caught("tree: reuse_without_epoch", &config, |s| s.reuse_without_epoch = true, hasty);
 }

@@ -55,8 +55,8 @@ impl Choice {
             "null" => Self::Null(Nothing::default()),
             "cells" => Self::Cells(Cells { keys: capacity, bugs: Bugs::default() }),
             "records" => Self::Records(Records { keys: capacity, bugs: Bugs::default() }),
-            "sherman" => Self::Sherman(sherman(name, Config::default(), load)?),
-            "fg+" => Self::Sherman(sherman(name, Config::fg_plus(), load)?),
+            "sherman" => Self::Sherman(sherman(name, &Config::default(), load)?),
+            "fg+" => Self::Sherman(sherman(name, &Config::fg_plus(), load)?),
             _ => {
                 let names = ENGINES.map(|(name, _)| name).join(", ");
                 return Err(format!("--engine: there is no '{name}'; there are {names}"));
@@ -99,13 +99,13 @@ impl Choice {
 }
 
 /// The tree for keys and values of this size.
-fn sherman(name: &str, config: Config, load: Load) -> Result<Sherman, String> {
+fn sherman(name: &str, config: &Config, load: Load) -> Result<Sherman, String> {
     let (Some(key_bytes), Some(value_bytes)) = (load.key_bytes, load.value_bytes) else {
         return Err(format!(
             "--engine: keys and values of {name} have one length; choose such a --key-set and --value-size"
         ));
     };
-    Ok(Sherman::new(config.sized(key_bytes, value_bytes)))
+    Ok(Sherman::new(config.clone().sized(key_bytes, value_bytes)))
 }
 
 fn set_sherman(config: &mut Config, engine: &str, switch: &str, value: &str) -> Result<(), String> {

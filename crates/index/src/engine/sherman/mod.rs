@@ -43,6 +43,8 @@ mod node;
 mod read;
 mod restructure;
 mod scan;
+#[cfg(test)]
+mod tests;
 mod write;
 
 pub use config::{Config, Sabotage, Switches};
