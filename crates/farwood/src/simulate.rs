@@ -5,6 +5,7 @@ use crate::report::unless_broken_pipe;
 use clap::ValueEnum;
 use farwood_fabric::clock::RealClock;
 use farwood_fabric::transport::sim::Sabotage;
+use farwood_index::engine::sherman::{Config, Sherman};
 use farwood_sim::reference::{Bugs, cells::Cells, records::Records};
 use farwood_sim::shrink::shrink;
 use farwood_sim::trial::{self, Failure, Report, Settings, Trial};
@@ -45,6 +46,8 @@ enum SubjectName {
     Cells,
     /// Immutable records behind words that are swung by CAS
     Records,
+    /// The B-link tree, with nodes of four entries and next to no cache
+    Sherman,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
@@ -100,6 +103,7 @@ impl Arguments {
         match self.subject {
             SubjectName::Cells => trial::run(&Cells { keys: trial.keys, bugs }, trial, settings),
             SubjectName::Records => trial::run(&Records { keys: trial.keys, bugs }, trial, settings),
+            SubjectName::Sherman => trial::run(&Sherman::new(Config::tiny()), trial, settings),
         }
     }
 
@@ -112,7 +116,12 @@ impl Arguments {
             let first = self.seed;
             move |n| first.wrapping_add(n)
         });
-        Ok(Box::new(seeds.map(|seed| Trial { seed, ..Trial::default() }.with_random_faults())))
+        let mut usual = Trial::default();
+        if self.subject == SubjectName::Sherman {
+            // Enough keys for several levels, and time to fill and empty them.
+            (usual.keys, usual.ops) = (96, 150);
+        }
+        Ok(Box::new(seeds.map(move |seed| Trial { seed, ..usual.clone() }.with_random_faults())))
     }
 }
 

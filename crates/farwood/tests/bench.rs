@@ -205,6 +205,11 @@ fn every_answer_is_checked() {
             "--tasks",
             "2",
         ],
+        &["--engine", "sherman", "--transport", "local:2x64MiB", "--threads", "2", "--tasks", "3"],
+        &["--engine", "sherman", "--transport", "shm", "--threads", "2", "--compute", "2"],
+        &["--engine", "sherman", "--transport", "tcp", "--threads", "2", "--tasks", "2"],
+        &["--engine", "fg+", "--transport", "local:2x64MiB", "--threads", "2"],
+        &["--engine", "sherman", "--transport", "sim", "--profile", "adversary", "--threads", "6"],
     ] {
         let more = [
             "--keys",
@@ -352,7 +357,7 @@ fn nonsense_is_refused_in_one_clear_line() {
     for (arguments, expected) in [
         (
             &["--engine", "bplus", "--transport", "local"][..],
-            "there is no 'bplus'; there are btreemap, cells",
+            "there is no 'bplus'; there are sherman, fg+, btreemap, cells",
         ),
         (&["--engine", "btreemap", "--transport", "pigeon"], "'pigeon' is not understood"),
         (&["--engine", "btreemap", "--transport", "sim"], "runs on local only"),
@@ -394,8 +399,16 @@ fn nonsense_is_refused_in_one_clear_line() {
 fn engines_and_workloads_are_listed() {
     let output = farwood(&["bench", "--list"]);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    for name in ["btreemap", "cells", "ycsb-a", "write-intensive", "scan-intensive", "readrandomwriterandom"]
-    {
+    for name in [
+        "sherman",
+        "fg+",
+        "btreemap",
+        "cells",
+        "ycsb-a",
+        "write-intensive",
+        "scan-intensive",
+        "readrandomwriterandom",
+    ] {
         assert!(said.contains(name), "no {name} in {said}");
     }
 }

@@ -174,7 +174,8 @@ fn cas_on_chip_is_fast_and_cas_on_one_word_of_main_memory_is_slow() {
         op.cas(base, 0, 0).await.unwrap();
     };
     let slow = closed(&one_server(1), 8, 22, one_word);
-    assert_between("CAS on one word, M/s", slow.per_second / 1e6, 2.7, 3.4);
+    // 3 M/s by the prototype; the fit to FG+ wants a little less.
+    assert_between("CAS on one word, M/s", slow.per_second / 1e6, 2.4, 3.4);
     let many_words = |op: Rc<Op>, base: GlobalAddr, thread: u64| async move {
         op.cas(base.add(8 * thread), 0, 0).await.unwrap();
     };

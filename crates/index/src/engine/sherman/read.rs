@@ -119,9 +119,9 @@ impl Tree {
     /// Takes a node's lock, and mends the node if it is torn even so.
     async fn mend(&self, op: &Op, target: Target, level: Option<u8>) -> Result<(), IndexError> {
         match self.lock_node(op, target, level).await? {
-            Reached::Node(mut locked) => {
-                let mended = self.mend_locked(op, &mut locked).await;
-                mended.and(self.unlock(op, locked.held).await)
+            Reached::Node(locked) => {
+                let locked = self.mended(op, locked).await?;
+                self.unlock(op, locked.held).await
             }
             Reached::Elsewhere => Ok(()),
         }

@@ -88,13 +88,19 @@ impl Tree {
     }
 
     /// Mends a node under its lock, if a session that died left it torn.
-    pub(super) async fn mend_locked(&self, op: &Op, locked: &mut Locked) -> Result<(), IndexError> {
+    pub(super) async fn mended(&self, op: &Op, mut locked: Locked) -> Result<Locked, IndexError> {
         if self.shared.config.sabotage.skip_repair {
-            return Ok(());
+            return Ok(locked);
         }
-        let Some(patch) = locked.node.repair() else { return Ok(()) };
+        let Some(patch) = locked.node.repair() else { return Ok(locked) };
         marks::hit("node_mended");
-        self.write(op, locked.addr.server(), &[Self::patch_at(locked.addr, patch)]).await
+        match self.write(op, locked.addr.server(), &[Self::patch_at(locked.addr, patch)]).await {
+            Ok(()) => Ok(locked),
+            Err(error) => {
+                self.unlock(op, locked.held).await?;
+                Err(error)
+            }
+        }
     }
 
     /// Locks the node on `level` that covers `key`; `None` if the tree is not that high.
@@ -149,7 +155,7 @@ impl Tree {
             };
             let mut found = locked.node.find(key);
             if found == Lookup::Torn {
-                self.mend_locked(op, &mut locked).await?;
+                locked = self.mended(op, locked).await?;
                 found = locked.node.find(key);
             }
             let slot = match found {

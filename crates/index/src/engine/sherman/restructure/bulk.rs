@@ -172,9 +172,8 @@ impl Tree {
 
     async fn replace_empty_root(&self, op: &Op, root: GlobalAddr) -> Result<(), IndexError> {
         let old = self.root(op, false).await?;
-        let Reached::Node(mut locked) = self.lock_node(op, old, None).await? else { return Err(not_empty()) };
-        self.mend_locked(op, &mut locked).await?;
-        let Locked { held, addr, mut node } = locked;
+        let Reached::Node(locked) = self.lock_node(op, old, None).await? else { return Err(not_empty()) };
+        let Locked { held, addr, mut node } = self.mended(op, locked).await?;
         if node.level() != 0 || node.live().next().is_some() || node.high().is_some() {
             self.unlock(op, held).await?;
             return Err(not_empty());

@@ -42,28 +42,45 @@ impl Tree {
 
     /// The low fence of the parent, if it has become small.
     async fn merge_once(&self, op: &Op, level: u8, low: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
-        let Some(mut parent) = self.lock_covering(op, low, level + 1).await? else { return Ok(None) };
-        self.mend_locked(op, &mut parent).await?;
+        let Some(parent) = self.lock_covering(op, low, level + 1).await? else { return Ok(None) };
+        let parent = self.mended(op, parent).await?;
         let slots = parent.node.sorted();
         let at = slots.iter().position(|slot| parent.node.key(*slot) == low);
         let pair = at.and_then(|at| if at + 1 < slots.len() { Some(at) } else { at.checked_sub(1) });
-        let Some(pair) = pair else {
-            self.unlock(op, parent.held).await?;
-            return Ok(None);
+        let neighbours = match pair {
+            Some(at) => {
+                let pair = (parent.node.child(slots[at]), parent.node.child(slots[at + 1]));
+                self.neighbours(op, pair, level, parent.held.at).await
+            }
+            None => Ok(None),
         };
-        let (left, right) = (parent.node.child(slots[pair]), parent.node.child(slots[pair + 1]));
-        let Some(left) = self.neighbour(op, left, level, &[parent.held.at]).await? else {
-            self.unlock(op, parent.held).await?;
-            return Ok(None);
-        };
-        let mut held = vec![parent.held.at];
+        match (neighbours, pair) {
+            (Ok(Some((left, right))), Some(at)) => self.join(op, parent, slots[at + 1], left, right).await,
+            (given_up, _) => {
+                self.unlock(op, parent.held).await?;
+                given_up.map(|_| None)
+            }
+        }
+    }
+
+    /// Two neighbours under their locks, while the lock of their parent is held.
+    async fn neighbours(
+        &self,
+        op: &Op,
+        (left, right): (GlobalAddr, GlobalAddr),
+        level: u8,
+        parent: LockAt,
+    ) -> Result<Option<(Neighbour, Neighbour)>, IndexError> {
+        let Some(left) = self.neighbour(op, left, level, &[parent]).await? else { return Ok(None) };
+        let mut held = vec![parent];
         held.extend(left.held.as_ref().map(|held| held.at));
-        let Some(right) = self.neighbour(op, right, level, &held).await? else {
-            self.release(op, left.held).await?;
-            self.unlock(op, parent.held).await?;
-            return Ok(None);
-        };
-        self.join(op, parent, slots[pair + 1], left, right).await
+        match self.neighbour(op, right, level, &held).await {
+            Ok(Some(right)) => Ok(Some((left, right))),
+            given_up => {
+                self.release(op, left.held).await?;
+                given_up.map(|_| None)
+            }
+        }
     }
 
     async fn release(&self, op: &Op, held: Option<Held>) -> Result<(), IndexError> {

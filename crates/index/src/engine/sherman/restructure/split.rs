@@ -166,7 +166,7 @@ impl Tree {
             self.grow_root(op, lost).await?;
             return Ok(Added::Again);
         };
-        self.mend_locked(op, &mut locked).await?;
+        locked = self.mended(op, locked).await?;
         let known = locked.node.live().any(|slot| locked.node.key(slot) == separator.as_slice());
         let wanted = if known { Ok(false) } else { self.is_alive(op, lost).await };
         match wanted {
