@@ -1,7 +1,7 @@
 //! `kill -9`, of clients and of servers, under load.
 
 use super::parts::{INDEX, KEYS, cells, records};
-use super::world::{Over, Process, Servers, client, nap};
+use super::world::{Over, Process, Servers, client, connect, nap};
 use farwood_fabric::clock::{MILLISECOND, SECOND};
 use farwood_fabric::{Batch, Executor, FabricError, GlobalAddr, RegionId, ServerId, Session, SessionOptions};
 use farwood_index::{Engine, OrderedIndex, Pool};
@@ -14,7 +14,19 @@ const LEAKED_PER_DEATH: usize = 2 * 24;
 /// Kills clients in the middle of their writes. Their leases are long: that they are gone shows by their sockets.
 fn survives_kills<E: Engine>(engine: &E, part: &str, kills: u64) {
     let servers = Servers::start(&["--lease-ms", "600000"]);
-    let cluster = servers.connect().expect("the pool is there");
+    survives_kills_of(&servers, Over::Shm, engine, part, kills);
+}
+
+/// The same, with servers that were started before.
+pub(crate) fn survives_kills_of<E: Engine>(
+    servers: &Servers,
+    over: Over,
+    engine: &E,
+    part: &str,
+    kills: u64,
+) {
+    let place = servers.place(over);
+    let cluster = connect(&place).expect("the pool is there");
     let executor = Executor::new();
     executor.block_on(async {
         let pool = Pool::join(&cluster, SessionOptions::default()).await.expect("joins");
@@ -24,8 +36,7 @@ fn survives_kills<E: Engine>(engine: &E, part: &str, kills: u64) {
         let attached = engine.attach(&pool, &endpoint, INDEX).await.expect("attaches");
         let index = engine.open(&attached, &endpoint, 0).expect("opens");
         for kill in 0..kills {
-            let mut clients =
-                [client(part, &servers.place(Over::Shm)), client(part, &servers.place(Over::Shm))];
+            let mut clients = [client(part, &place), client(part, &place)];
             nap(Duration::from_micros(1500 + kill * 37 % 2000));
             for client in &mut clients {
                 client.kill();

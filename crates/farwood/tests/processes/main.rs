@@ -9,6 +9,7 @@ mod lines;
 mod parts;
 mod stopped;
 mod tcp;
+mod verbs;
 mod world;
 
 /// What a process of this binary does when a test has given it a part.
