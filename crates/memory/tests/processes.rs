@@ -288,9 +288,9 @@ macro_rules! conformance {
 conformance! {
     verbs, 2000, 200, 40;
     batches, 5000, 300, 60;
-    words, 15_000, 1500, 300;
-    order, 4000, 400, 100;
-    atomics, 50_000, 2000, 300;
+    words, 15_000, 1500, 120;
+    order, 4000, 400, 50;
+    atomics, 50_000, 2000, 150;
     visible, 500, 200, 40;
     calls, 200, 100, 20;
     sessions, 5000, 300, 60;
