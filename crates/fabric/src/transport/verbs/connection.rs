@@ -287,6 +287,10 @@ impl Connection {
     }
 
     fn fail(&self, why: &str) {
+        // The server may have said more than the device knows.
+        if self.look_at_socket() {
+            return;
+        }
         let (server, id) = (self.server, self.id);
         tracing::warn!(%server, id, "a connection to a memory server failed: {why}");
         self.break_off(FabricError::Disconnected { server });
@@ -397,7 +401,11 @@ impl State {
             let verbs = slot.brings.len();
             slot.result = Some(Err(if has_begun {
                 let outcomes = (0..verbs).map(|_| VerbOutcome::Unknown).collect();
-                Box::new(BatchFailure { error: FabricError::Unknown { server }, at: 0, outcomes })
+                let unknown = match &error {
+                    FabricError::Fenced { .. } => error.clone(),
+                    _ => FabricError::Unknown { server },
+                };
+                Box::new(BatchFailure { error: unknown, at: 0, outcomes })
             } else {
                 BatchFailure::not_executed(error.clone(), verbs)
             }));
