@@ -12,7 +12,7 @@
 //! | [`endpoint`] | the client thread's access to everything outside: verbs, calls, time, randomness, tasks |
 //! | [`session`], `pins` | leases, fencing, epochs, flushes: when memory may be reused |
 //! | [`call`], [`procedure`], [`control`], [`wire`] | the two-sided path, and what memory servers are asked |
-//! | [`server`] | what a transport and a memory server's logic need of each other |
+//! | [`server`], [`status`] | what a transport and a memory server's logic need of each other, and what they say of themselves |
 //! | [`transport`] | the contract, the conformance suite, `local`, `sim` |
 //! | [`exec`], [`clock`], [`marks`], [`work`] | tasks, time, coverage marks, computation that the simulator charges for |
 //! | [`mem`] | the audited copies of memory that others race on |
@@ -34,6 +34,7 @@ pub mod region;
 pub mod server;
 pub mod session;
 pub mod stats;
+pub mod status;
 pub mod transport;
 pub mod verb;
 mod wake;

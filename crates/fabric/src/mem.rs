@@ -86,6 +86,13 @@ impl RacyMemory {
         self.base.cast()
     }
 
+    /// Makes sure that every page is there, by now.
+    pub fn populate(&self) -> io::Result<()> {
+        // SAFETY: the range is this block's own memory; contents stay what they are.
+        unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxPopulateWrite)? };
+        Ok(())
+    }
+
     /// How many bytes there are.
     pub fn len(&self) -> usize {
         self.bytes
@@ -132,6 +139,16 @@ impl RacyMemory {
                 Ok(_) => return seen,
                 Err(now) => seen = now,
             }
+        }
+    }
+
+    /// Says that these bytes will be needed soon; of many, the first ones. What is out of bounds is left out.
+    #[inline]
+    pub fn expect(&self, offset: usize, len: usize) {
+        const MOST: usize = 2048;
+        let end = offset.saturating_add(len.min(MOST)).min(self.bytes);
+        for at in (offset..end).step_by(LINE) {
+            prefetch(self.base.as_ptr().cast::<u8>().wrapping_add(at));
         }
     }
 
@@ -251,11 +268,11 @@ impl fmt::Debug for RacyMemory {
 
 /// Says that a byte will be needed soon.
 #[inline]
-pub(crate) fn prefetch(at: &u8) {
+pub(crate) fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch of a valid address changes nothing but the cache.
+    // SAFETY: a prefetch, of whatever address, changes nothing but the cache.
     unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(std::ptr::from_ref(at).cast());
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;

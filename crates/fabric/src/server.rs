@@ -8,6 +8,7 @@ use crate::call::{Call, CallId, CallOutcome};
 use crate::clock::Nanos;
 use crate::procedure::Procedure;
 use crate::region::{Identity, Permissions, RegionSpec};
+use crate::status::Tables;
 use std::fmt;
 use std::sync::Arc;
 
@@ -115,6 +116,9 @@ pub trait ServerLogic: Send + Sync + fmt::Debug {
     /// The process of this session is gone: nobody can keep its lease any more, so that it may be fenced at once. What it
     /// had stays as it is until then.
     fn abandoned(&self, session: SessionId, term: u64);
+
+    /// What its tables hold, for those who watch.
+    fn status(&self, now: Nanos) -> Tables;
 
     /// How many cores procedures may use.
     fn cores(&self) -> usize;

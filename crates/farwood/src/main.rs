@@ -12,6 +12,7 @@ mod probe;
 mod report;
 mod serve;
 mod simulate;
+mod status;
 mod units;
 
 use clap::{Parser, Subcommand};
@@ -29,6 +30,8 @@ struct Arguments {
 enum Command {
     /// Run a memory server for other processes
     Serve(serve::Arguments),
+    /// Ask memory servers how they do
+    Status(status::Arguments),
     /// List RDMA devices, what they can do, and what Farwood will use of it
     Devices(devices::Arguments),
     /// Try a structure in simulated worlds, under an adversary, and check everything it does
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).init();
     let result = match command {
         Command::Serve(arguments) => serve::run(&arguments),
+        Command::Status(arguments) => status::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),

@@ -66,6 +66,11 @@ pub(crate) fn count(number: f64) -> String {
     }
 }
 
+/// A number of things: exact while it is small.
+pub(crate) fn things(number: u64) -> String {
+    if number < 10_000 { number.to_string() } else { count(number as f64) }
+}
+
 fn three_digits(number: f64) -> String {
     match number {
         n if n < 9.995 => format!("{n:.2}"),

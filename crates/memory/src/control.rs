@@ -14,6 +14,7 @@ use farwood_fabric::clock::Nanos;
 use farwood_fabric::control::{ControlError, Epochs, Reply, Request, SessionInfo};
 use farwood_fabric::region::Permissions;
 use farwood_fabric::server::ServerMemory;
+use farwood_fabric::status::Tables;
 
 /// A reply or refusal, and what the transport has to do before it leaves: fence, then admit (the next of that number).
 #[derive(Debug)]
@@ -320,6 +321,22 @@ impl Server {
             admit: Some((session, self.sessions.term(session), permissions)),
             reply: Ok(reply),
         })
+    }
+
+    /// What the tables hold, for those who watch.
+    pub(crate) fn status(&self, now: Nanos) -> Tables {
+        let (running, queued) = self.host.load();
+        Tables {
+            chunks: self.chunks.total(),
+            free_chunks: self.chunks.free_chunks(),
+            max_sessions: self.config.max_sessions,
+            lease_ns: self.config.lease_ns,
+            sessions: self.list_sessions(now),
+            indexes: self.catalog.list(),
+            cores: u16::try_from(self.config.cores).unwrap_or(u16::MAX),
+            running,
+            queued,
+        }
     }
 
     fn list_sessions(&self, now: Nanos) -> Vec<SessionInfo> {

@@ -132,6 +132,12 @@ impl Host {
             .any(|lane| lane.waiting.iter().any(|job| job.call.session == session))
     }
 
+    /// How many calls run, and how many wait to.
+    pub(crate) fn load(&self) -> (u32, u32) {
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        (count(self.running.len()), count(self.short.waiting.len() + self.long.waiting.len()))
+    }
+
     fn lane(&mut self, weight: Weight) -> &mut Lane {
         match weight {
             Weight::Short => &mut self.short,

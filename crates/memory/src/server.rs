@@ -29,6 +29,7 @@ use farwood_fabric::control::{JOURNAL_BYTES, Request};
 use farwood_fabric::procedure::{ProcedureId, ProcedureSet};
 use farwood_fabric::region::{Identity, RegionSpec};
 use farwood_fabric::server::{HostAction, ServerLogic, ServerMemory, StartError};
+use farwood_fabric::status::Tables;
 use farwood_fabric::wire::{decode, encode};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -85,6 +86,10 @@ impl ServerLogic for MemoryServer {
         if let Some(server) = self.lock().as_mut() {
             server.sessions.abandon(session, term);
         }
+    }
+
+    fn status(&self, now: Nanos) -> Tables {
+        self.lock().as_ref().map_or_else(Tables::default, |server| server.status(now))
     }
 
     fn cores(&self) -> usize {

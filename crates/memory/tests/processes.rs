@@ -364,18 +364,24 @@ fn shared_memory_and_tcp_are_the_same_memory() {
 }
 
 /// Whether processes meet is a matter of luck, so each mistake gets several chances.
-fn catches_races(over: Over) {
-    for name in ["mistakes/flag_first", "mistakes/no_lock", "mistakes/read_and_write"] {
-        let mistake = mistakes().into_iter().find(|s| s.name == name).expect("no mistake of that name");
+fn catches_races(over: Over, names: &[&str], rounds: u64) {
+    for name in names {
+        let mistake = mistakes().into_iter().find(|s| s.name == *name).expect("no mistake of that name");
         let caught = (0..20)
-            .any(|n| !Pool::start(over, &format!("mistake{n}")).play(over, &[mistake], 5000).is_empty());
+            .any(|n| !Pool::start(over, &format!("mistake{n}")).play(over, &[mistake], rounds).is_empty());
         assert!(caught, "{name} went unnoticed on {over:?}");
     }
 }
 
 #[test]
 fn shm_catches_races() {
-    catches_races(Over::Shm);
+    catches_races(Over::Shm, &["mistakes/flag_first", "mistakes/no_lock", "mistakes/read_and_write"], 5000);
+}
+
+/// One thread carries out the batches of all connections, so that the order within a batch does not show.
+#[test]
+fn tcp_catches_races() {
+    catches_races(Over::Tcp, &["mistakes/no_lock", "mistakes/read_and_write"], 500);
 }
 
 /// Races need several processes; should scenarios shrink, this says so.

@@ -1,9 +1,9 @@
 //! The baseline of TCP: a bare pair of sockets on the loopback device, one thread at each end, both spinning. One request for
 //! each send, one answer for each request, of the sizes that the access takes on the wire, and nothing else: no batches, no
-//! checks, no memory. One round trip after the other, whatever the depth of the row.
+//! checks, no memory. One round trip after the other, each timed, whatever the depth of the row.
 
 use super::access::Access;
-use super::measure::{Job, Windows};
+use super::measure::Job;
 use crate::fleet::{all, on_threads};
 use farwood_fabric::clock::RealClock;
 use std::io::{self, ErrorKind, Read, Write};
@@ -12,13 +12,11 @@ use std::net::{TcpListener, TcpStream};
 /// What a request and a reply take beside the bytes that they carry.
 const REQUEST_HEAD: usize = 28;
 const REPLY_HEAD: usize = 12;
-/// Round trips between two looks at the clock.
-const BLOCK_OPS: u64 = 16;
 
 /// What it is called.
 pub(super) const NAME: &str = "round trip on a bare socket";
 
-/// Nanoseconds for each round trip of `clients` pairs at once, in one window after the other.
+/// Nanoseconds for each round trip of `clients` pairs at once.
 pub(super) fn measure(job: &Job, clients: u32) -> Result<Vec<f64>, String> {
     Ok(all(on_threads(clients, |_| round_trips(job).map_err(|error| format!("no bare socket: {error}"))))?
         .concat())
@@ -53,20 +51,16 @@ fn round_trips(job: &Job) -> io::Result<Vec<f64>> {
         });
         let (request, mut answer) = (vec![1; asked], vec![0; answered]);
         let clock = RealClock::new();
-        let mut windows = Windows::starting(clock.now());
-        let mut made = 0;
+        let (start, mut took) = (clock.now(), Vec::new());
         loop {
-            let block = BLOCK_OPS.min(job.ops - made).max(1);
-            for _ in 0..block {
-                send(&mut near, &request)?;
-                receive(&mut near, &mut answer)?;
-            }
-            made += block;
+            let before = clock.now();
+            send(&mut near, &request)?;
+            receive(&mut near, &mut answer)?;
             let now = clock.now();
-            windows.count(now, block);
-            if made >= job.ops || now >= job.span_ns {
+            took.push((now - before) as f64);
+            if took.len() as u64 >= job.ops || now - start >= job.span_ns {
                 drop(near);
-                return Ok(windows.finish(now));
+                return Ok(took);
             }
         }
     })

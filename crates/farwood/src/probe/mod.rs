@@ -22,7 +22,7 @@ use access::{Access, LINE};
 use farwood_fabric::clock::RealClock;
 use measure::{Job, Tally};
 use raw::Raw;
-use result::{Baseline, Probe, Row, Settings};
+use result::{Baseline, Probe, Row, Settings, Speed};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -48,9 +48,9 @@ pub(crate) struct Arguments {
     #[arg(long, default_value = "1,16", value_name = "DEPTHS")]
     depths: String,
 
-    /// Clients, each with a session, an endpoint and a thread of its own
-    #[arg(long, default_value_t = 1)]
-    clients: u32,
+    /// Clients, each with a session, an endpoint and a thread of its own; with commas, one row for each number
+    #[arg(long, default_value = "1", value_name = "NUMBERS")]
+    clients: String,
 
     /// Time for each row, of the transport and of its baseline [default: 0.2 on a real transport]
     #[arg(long)]
@@ -108,7 +108,7 @@ struct Plan {
     transport: Transport,
     sizes: Vec<u64>,
     depths: Vec<u32>,
-    clients: u32,
+    clients: Vec<u32>,
     seconds: Option<f64>,
     ops: Option<u64>,
     working_set: u64,
@@ -128,9 +128,10 @@ impl Plan {
             _ => Err(format!("'{text}' is no number from 1 to {MAX_DEPTH}")),
         };
         let depths = list("--depths", &arguments.depths, depth)?;
-        if !(1..=MAX_CLIENTS).contains(&arguments.clients) {
-            return Err(format!("--clients: there can be 1 to {MAX_CLIENTS}"));
-        }
+        let clients = list("--clients", &arguments.clients, |text| match text.parse() {
+            Ok(clients) if (1..=MAX_CLIENTS).contains(&clients) => Ok(clients),
+            _ => Err(format!("'{text}' is no number from 1 to {MAX_CLIENTS}")),
+        })?;
         check_seconds(arguments.seconds)?;
         if arguments.ops == Some(0) {
             return Err("--ops: a row needs at least 1".to_owned());
@@ -141,24 +142,27 @@ impl Plan {
             Some(names) => names.split(',').map(Access::parse).collect::<Result<_, _>>()?,
             None => Access::ALL.to_vec(),
         };
-        let (clients, seconds, ops, seed) =
-            (arguments.clients, arguments.seconds, arguments.ops, arguments.seed);
+        let (seconds, ops, seed) = (arguments.seconds, arguments.ops, arguments.seed);
         Ok(Self { transport, sizes, depths, clients, seconds, ops, working_set, verbs, seed })
     }
 
-    /// The rows: each access with its sizes, one after the other, at each depth.
-    fn rows(&self) -> impl Iterator<Item = (Access, u64, u32)> + '_ {
+    /// The rows: each access with its sizes, one after the other, at each depth, with each number of clients.
+    fn rows(&self) -> impl Iterator<Item = (Access, u64, u32, u32)> + '_ {
         let sizes = |access: Access| if access.is_sized() { self.sizes.clone() } else { vec![8] };
         let accesses = self
             .verbs
             .iter()
             .flat_map(move |access| sizes(*access).into_iter().map(move |bytes| (*access, bytes)));
-        accesses.flat_map(|(access, bytes)| self.depths.iter().map(move |depth| (access, bytes, *depth)))
+        let deep =
+            accesses.flat_map(|(access, bytes)| self.depths.iter().map(move |depth| (access, bytes, *depth)));
+        deep.flat_map(|(access, bytes, depth)| {
+            self.clients.iter().map(move |clients| (access, bytes, depth, *clients))
+        })
     }
 
     /// The largest slot must fit into each server's part of the working set.
     fn check_working_set(&self, servers: u64) -> Result<(), String> {
-        let largest = self.rows().map(|(access, bytes, _)| access.stride(bytes)).max().unwrap_or(LINE);
+        let largest = self.rows().map(|(access, bytes, ..)| access.stride(bytes)).max().unwrap_or(LINE);
         let least = largest.saturating_mul(servers);
         if self.working_set < least {
             return Err(format!(
@@ -188,9 +192,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let (rows, skipped) = Arena::with(&fleet, "probe", plan.working_set, |arena| {
         let mut rows = Vec::new();
         let mut skipped = Vec::new();
-        for (access, bytes, depth) in plan.rows() {
+        for cell in plan.rows() {
+            let access = cell.0;
             if access.is_supported(&fleet.cluster().capabilities()) {
-                rows.push(row(&plan, &fleet, arena, baseline.as_mut(), (access, bytes, depth))?);
+                rows.push(row(&plan, &fleet, arena, baseline.as_mut(), cell)?);
             } else if !skipped.contains(&access.name()) {
                 skipped.push(access.name());
             }
@@ -200,7 +205,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let settings = Settings {
         transport: arguments.place.transport.clone(),
         servers: fleet.cluster().view().servers.len(),
-        clients: plan.clients,
+        clients: plan.clients.clone(),
         seconds_per_row: plan.seconds,
         ops_per_client: plan.ops,
         working_set_bytes: plan.working_set,
@@ -219,7 +224,7 @@ fn row(
     fleet: &Fleet,
     arena: &Arena,
     mut baseline: Option<&mut Beside>,
-    (access, bytes, depth): (Access, u64, u32),
+    (access, bytes, depth, clients): (Access, u64, u32, u32),
 ) -> Result<Row, String> {
     let servers = arena.servers() as u64;
     let stride = access.stride(bytes);
@@ -247,16 +252,18 @@ fn row(
     };
     let mut sums = Tally::new(1)?;
     let (mut raw, mut rates) = (Vec::new(), Vec::new());
+    let mut ops_of = vec![0; clients as usize];
     for slice in 0..slices {
         job.seed = plan.seed ^ u64::from(slice) << 48;
-        let tallies = slice_of(fleet, arena, &job, plan.clients)?;
+        let tallies = slice_of(fleet, arena, &job, clients)?;
         let rate = |tally: &Tally| tally.ops as f64 / (tally.elapsed_ns.max(1) as f64 / 1e9);
         rates.push(tallies.iter().map(rate).sum::<f64>());
-        for tally in &tallies {
+        for (ops, tally) in ops_of.iter_mut().zip(&tallies) {
             sums.merge(tally)?;
+            *ops += tally.ops;
         }
         if let Some(baseline) = &mut baseline {
-            raw.extend(baseline.measure(&job, plan.clients)?);
+            raw.extend(baseline.measure(&job, clients)?);
         }
     }
     let beside = match fleet.idle_round_trip_ns() {
@@ -268,10 +275,11 @@ fn row(
         None => baseline.filter(|_| !raw.is_empty()).map(|baseline| Baseline {
             name: baseline.name(&job),
             ns: median(raw),
-            is_latency: false,
+            is_latency: matches!(baseline, Beside::Socket) && depth == 1,
         }),
     };
-    Ok(Row::new(&job, plan.clients, &sums, (median(rates), median(sums.ns_per_op.clone())), beside))
+    let speed = Speed { rate_per_s: median(rates), ns_per_op: median(sums.ns_per_op.clone()), ops_of };
+    Ok(Row::new(&job, &sums, &speed, beside))
 }
 
 /// One slice of a row: all clients at once.
@@ -303,7 +311,7 @@ mod tests {
     fn plan(sizes: &str, depths: &str, verbs: &str) -> Result<Plan, String> {
         let (place, working_set) = (TransportArguments::of("local"), "1MiB".to_owned());
         let (sizes, depths, verbs) = (sizes.to_owned(), depths.to_owned(), Some(verbs.to_owned()));
-        let (clients, seconds, ops, seed, json) = (1, None, None, 1, None);
+        let (clients, seconds, ops, seed, json) = ("1".to_owned(), None, None, 1, None);
         Plan::new(&Arguments { place, sizes, depths, clients, seconds, ops, working_set, verbs, seed, json })
     }
 
@@ -313,12 +321,12 @@ mod tests {
         assert_eq!(
             rows,
             [
-                (Access::Read, 8, 1),
-                (Access::Read, 8, 4),
-                (Access::Read, 1024, 1),
-                (Access::Read, 1024, 4),
-                (Access::Cas, 8, 1),
-                (Access::Cas, 8, 4),
+                (Access::Read, 8, 1, 1),
+                (Access::Read, 8, 4, 1),
+                (Access::Read, 1024, 1, 1),
+                (Access::Read, 1024, 4, 1),
+                (Access::Cas, 8, 1, 1),
+                (Access::Cas, 8, 4, 1),
             ]
         );
     }

@@ -28,7 +28,7 @@ pub(super) struct Probe {
 pub(super) struct Settings {
     pub(super) transport: String,
     pub(super) servers: usize,
-    pub(super) clients: u32,
+    pub(super) clients: Vec<u32>,
     pub(super) seconds_per_row: Option<f64>,
     pub(super) ops_per_client: Option<u64>,
     pub(super) working_set_bytes: u64,
@@ -44,7 +44,26 @@ pub(super) struct Baseline {
     pub(super) is_latency: bool,
 }
 
-/// One access at one size and depth.
+/// How fast a row was.
+#[derive(Debug)]
+pub(super) struct Speed {
+    /// All clients together.
+    pub(super) rate_per_s: f64,
+    /// A client's time for each access.
+    pub(super) ns_per_op: f64,
+    /// How many accesses each client made.
+    pub(super) ops_of: Vec<u64>,
+}
+
+impl Speed {
+    /// What the slowest client got of what they got on average.
+    fn slowest(&self) -> f64 {
+        let mean = self.ops_of.iter().sum::<u64>() as f64 / self.ops_of.len().max(1) as f64;
+        self.ops_of.iter().min().map_or(1.0, |slowest| *slowest as f64 / mean.max(1.0))
+    }
+}
+
+/// One access at one size and depth, by so many clients.
 #[derive(Serialize, Debug)]
 pub(super) struct Row {
     verb: &'static str,
@@ -63,22 +82,23 @@ pub(super) struct Row {
     /// Time of a client for each access, median over windows of a millisecond; with several in flight, less than the latency.
     ns_per_op: f64,
     rate_per_s: f64,
+    /// What the slowest client got of what they got on average.
+    slowest_client_share: f64,
     bytes_per_s: f64,
     round_trips_per_op: f64,
     baseline: Option<&'static str>,
     baseline_ns: Option<f64>,
-    /// `ns_per_op` (in a simulated world `latency_ns_p50`) over `baseline_ns`.
+    /// `ns_per_op` over `baseline_ns`; where that is a latency (a simulated world; one round trip beside another),
+    /// `latency_ns_p50` is compared with it.
+    ratio_of: &'static str,
+    /// The ratio.
     ratio: Option<f64>,
 }
 
 impl Row {
-    pub(super) fn new(
-        job: &Job,
-        clients: u32,
-        sums: &Tally,
-        (rate_per_s, ns_per_op): (f64, f64),
-        baseline: Option<Baseline>,
-    ) -> Self {
+    pub(super) fn new(job: &Job, sums: &Tally, speed: &Speed, baseline: Option<Baseline>) -> Self {
+        let Speed { rate_per_s, ns_per_op, .. } = *speed;
+        let clients = u32::try_from(speed.ops_of.len()).unwrap_or(u32::MAX);
         let ops = sums.ops.max(1) as f64;
         let latency_ns_p50 = sums.latency_ps.value_at_quantile(0.5) as f64 / 1e3;
         let bytes = (sums.stats.bytes_read + sums.stats.bytes_written) as f64;
@@ -99,10 +119,12 @@ impl Row {
             timed_block_ops: sums.block_ops,
             ns_per_op,
             rate_per_s,
+            slowest_client_share: speed.slowest(),
             bytes_per_s: bytes / ops * rate_per_s,
             round_trips_per_op: sums.stats.round_trips as f64 / ops,
             baseline: baseline.map(|baseline| baseline.name),
             baseline_ns: baseline.map(|baseline| baseline.ns),
+            ratio_of: if baseline.is_some_and(|baseline| baseline.is_latency) { "p50" } else { "ns/op" },
             ratio: baseline.map(ratio),
         }
     }
@@ -133,16 +155,16 @@ impl Probe {
     }
 
     fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        let Settings { transport, servers, clients, working_set_bytes, seed, .. } = &self.settings;
+        let Settings { transport, servers, working_set_bytes, seed, .. } = &self.settings;
         let clock = if self.r#virtual { "virtual time" } else { "real time" };
         writeln!(
             out,
-            "{transport}: {servers} server(s), {clients} client(s), working set {}, seed {seed}, {clock}",
+            "{transport}: {servers} server(s), working set {}, seed {seed}, {clock}",
             Size(*working_set_bytes)
         )?;
         let mut table = Table::new(&[
-            "access", "size", "depth", "p50", "p99", "per s", "bytes/s", "trips", "ns/op", "baseline",
-            "ratio", "beside",
+            "access", "size", "depth", "clients", "p50", "p99", "per s", "slowest", "bytes/s", "trips",
+            "ns/op", "baseline", "ratio", "of", "beside",
         ]);
         for row in &self.rows {
             let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
@@ -151,14 +173,17 @@ impl Probe {
                 row.title.to_owned(),
                 or_dash(row.bytes.map(|bytes| Size(bytes as u64).to_string())),
                 row.depth.to_string(),
+                row.clients.to_string(),
                 time(row.latency_ns_p50) + mark,
                 time(row.latency_ns_p99) + mark,
                 count(row.rate_per_s),
+                format!("{:.2}", row.slowest_client_share),
                 count(row.bytes_per_s),
                 format!("{:.2}", row.round_trips_per_op),
                 format!("{:.1}", row.ns_per_op),
                 or_dash(row.baseline_ns.map(|ns| format!("{ns:.1}"))),
                 or_dash(row.ratio.map(|ratio| format!("{ratio:.2}"))),
+                or_dash(row.ratio.map(|_| row.ratio_of.to_owned())),
                 or_dash(row.baseline.map(str::to_owned)),
             ]);
         }
@@ -170,12 +195,11 @@ impl Probe {
                 row.timed_block_ops
             )?;
         }
-        let compared = if self.r#virtual {
-            "p50"
-        } else {
-            "ns/op (a client's time for each access, median over windows of 1 ms)"
-        };
-        writeln!(out, "ratio: {compared} over the baseline, which is in ns as well")?;
+        writeln!(
+            out,
+            "ns/op: a client's time for each access, median over windows of 1 ms; ratio: what 'of' says, over the baseline, \
+             which is in ns as well; slowest: what the slowest client got of what they got on average"
+        )?;
         for verb in &self.skipped {
             writeln!(out, "{verb}: this transport has none")?;
         }

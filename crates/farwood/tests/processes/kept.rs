@@ -1,9 +1,9 @@
 //! Memory that is kept: a server that is started again takes it over, and clients of the dead one cannot touch it.
 
 use super::parts::{AREA_BYTES, INDEX, area, cells};
-use super::world::{Folder, client, farwood, serve, wait_for};
+use super::world::{Folder, address_in, client, connect, farwood, serve, serve_at, wait_for};
 use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
-use farwood_fabric::{Executor, ServerId, Session, SessionOptions};
+use farwood_fabric::{Executor, FabricError, ServerId, Session, SessionOptions};
 use farwood_index::{Engine, OrderedIndex, Pool};
 use rustix::process::Signal;
 
@@ -63,6 +63,38 @@ fn a_server_that_is_started_again_has_what_it_had() {
     server.signal(Signal::TERM);
     assert!(server.0.wait().unwrap().success());
     assert_eq!(folder.names(), ["m0.memory"], "a clean stop leaves the memory and nothing else");
+}
+
+/// The same way leads to the server's successor; sessions of the dead one have ended, since nobody knows which of their calls ran.
+#[test]
+fn a_server_that_is_started_again_is_reached_again_over_tcp() {
+    let folder = Folder::new();
+    let memory = folder.0.to_string_lossy().into_owned();
+    let arguments = [&POOL[..], &["--path", &memory]].concat();
+    let (mut server, said) = serve_at(&["--listen", "127.0.0.1:0"], &arguments);
+    let address = address_in(&said);
+    let cluster = connect(&format!("tcp://{address}")).unwrap();
+    let executor = Executor::new();
+    executor.block_on(async {
+        let before = Session::open(&cluster, SessionOptions::default()).await.unwrap();
+        let endpoint = before.endpoint().unwrap();
+        let word = area(ServerId::COORDINATOR, 0);
+        endpoint.op().write_word(word, 77).await.unwrap();
+        server.kill();
+        assert!(endpoint.op().write_word(word, 78).await.is_err());
+        assert!(endpoint.reconnect(ServerId::COORDINATOR).await.is_err(), "nobody is there");
+        (server, _) = serve_at(&["--listen", &address], &arguments);
+        let fenced = Err(FabricError::Fenced { session: before.id() });
+        assert_eq!(endpoint.reconnect(ServerId::COORDINATOR).await, fenced);
+        let after = Session::open(&cluster, SessionOptions::default()).await.unwrap();
+        let endpoint = after.endpoint().unwrap();
+        let seen = endpoint.op().read_word(word).await.unwrap();
+        assert!(seen == 77 || seen == 78, "{seen}");
+        endpoint.op().write_word(word, 79).await.unwrap();
+        assert_eq!(endpoint.op().read_word(word).await, Ok(79));
+        after.fence(&endpoint.op(), before.id(), false).await.expect("the dead server's leases have ended");
+    });
+    executor.clear();
 }
 
 #[test]

@@ -3,10 +3,14 @@
 //! Servers are the binary itself. Clients that have to die are this test binary once more, with a part to play in its
 //! environment (see `parts`).
 
+mod frames;
+mod hosts;
+mod idle;
 mod kept;
 mod killed;
 mod lines;
 mod parts;
+mod status;
 mod stopped;
 mod tcp;
 mod verbs;

@@ -1,7 +1,7 @@
 //! What client processes do until they are ended.
 
 use super::world::{AT_WORK, connect};
-use farwood_fabric::clock::{MILLISECOND, Nanos};
+use farwood_fabric::clock::{MILLISECOND, Nanos, SECOND};
 use farwood_fabric::{
     Batch, CallError, Cluster, Endpoint, Executor, FabricError, GlobalAddr, RegionId, ServerId, Session,
     SessionOptions,
@@ -28,11 +28,15 @@ pub(crate) fn records() -> Records {
 
 pub(crate) fn play(part: &str) {
     let (part, place) = part.split_once(' ').expect("a part and a place");
+    if part == "cut-off" {
+        return super::hosts::cut_off(place);
+    }
     let cluster = connect(place).expect("a pool");
     let executor = Executor::new();
     let ended = match part {
         "cells" => executor.block_on(keep_writing(&cells(), &cluster)).map_err(|e| e.to_string()),
         "records" => executor.block_on(keep_writing(&records(), &cluster)).map_err(|e| e.to_string()),
+        "idle" => executor.block_on(idle(&cluster)).map_err(|e| e.to_string()),
         "scribbler" => executor.block_on(keep_scribbling(&cluster)).map_err(|e| e.to_string()),
         _ => panic!("no such part: {part}"),
     };
@@ -45,6 +49,21 @@ pub(crate) fn play(part: &str) {
 
 fn say_at_work() {
     println!("\n{AT_WORK}");
+}
+
+/// Has connections and does nothing with them, but lives.
+async fn idle(cluster: &Cluster) -> Result<(), FabricError> {
+    let session = Session::open(cluster, SessionOptions::default()).await?;
+    let endpoints: Vec<Endpoint> =
+        (0..super::idle::CONNECTIONS).map(|_| session.endpoint()).collect::<Result<_, _>>()?;
+    session.keep_alive(&endpoints[0], session.lease_ns() / 4);
+    for endpoint in &endpoints {
+        endpoint.op().read_word(area(ServerId::COORDINATOR, 0)).await?;
+    }
+    say_at_work();
+    loop {
+        endpoints[0].sleep(3600 * SECOND).await;
+    }
 }
 
 /// Writes and deletes at random, for ever.

@@ -21,11 +21,13 @@ use crate::error::FabricError;
 use crate::exec::lock;
 use crate::region::{Identity, Permissions, RegionTable};
 use crate::server::{HostAction, ServerLogic, StartError};
+use crate::status::{Pages, ServerStatus, Traffic};
 use gates::{Gate, Gates, Holder};
 use regions::Regions;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use workers::{Job, Workers};
 
@@ -109,6 +111,8 @@ pub(crate) struct Host {
     workers: Mutex<Option<Workers>>,
     /// By which procedures take part in the atomics of an RDMA device.
     loopback: OnceLock<Arc<Loopback>>,
+    /// How many calls have come.
+    calls: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -161,6 +165,7 @@ impl Host {
             waiting: Mutex::default(),
             workers: Mutex::default(),
             loopback: OnceLock::new(),
+            calls: AtomicU64::new(0),
         }))
     }
 
@@ -188,6 +193,19 @@ impl Host {
     /// The way to atomics that belong to an RDMA device.
     pub(crate) fn loopback(&self) -> Option<&Arc<Loopback>> {
         self.loopback.get()
+    }
+
+    /// What the server, whose memory has these pages, says of itself; whoever answers sockets adds what it knows.
+    pub(crate) fn status(&self, pages: Pages) -> ServerStatus {
+        let now = self.clock.now();
+        let endpoints: usize = lock(&self.admitted).values().map(|entry| entry.gates.len()).sum();
+        let traffic = Traffic {
+            endpoints: u32::try_from(endpoints).unwrap_or(u32::MAX),
+            calls: self.calls.load(Ordering::Relaxed),
+            ..Traffic::default()
+        };
+        let (identity, tables) = (self.identity.clone(), self.logic.status(now));
+        ServerStatus { identity, up_ns: now, pages, tables, traffic }
     }
 
     // --- connections ---
@@ -273,6 +291,7 @@ impl Host {
     /// A call for this server, or (coordinator) for a session.
     pub(crate) fn call(self: &Arc<Self>, target: Target, call: Call, peer: PeerId, caller: Arc<dyn Caller>) {
         let id = call.id;
+        self.calls.fetch_add(1, Ordering::Relaxed);
         match target {
             Target::Server(server) if server == self.id() => {
                 self.ask(id, target, peer, caller);

@@ -6,6 +6,7 @@
 use crate::addr::{RegionId, SessionId};
 use crate::call::{Call, CallId, CallOutcome, Target};
 use crate::region::{Identity, Permissions};
+use crate::status::ServerStatus;
 use crate::wire::{Malformed, Wire, decode, wire_enum, wire_struct};
 
 /// The longest message.
@@ -55,6 +56,8 @@ wire_enum! {
         Incoming = 7 { session: SessionId, term: u64, call: Call },
         /// A session has ended: it serves no calls any more.
         Ended = 8 { session: SessionId, term: u64 },
+        /// How the server does.
+        Status = 9 { request: u64, status: ServerStatus },
     }
 }
 
@@ -72,6 +75,8 @@ wire_enum! {
         Serve = 4 { request: u64, session: SessionId, term: u64 },
         /// A call to a session of ours has ended.
         Reply = 5 { to: CallId, outcome: CallOutcome },
+        /// How does the server do?
+        Status = 6 { request: u64 },
     }
 }
 

@@ -11,6 +11,7 @@ use crate::addr::SessionId;
 use crate::call::{Call, CallError, CallId, CallOutcome, Target};
 use crate::clock::{Nanos, RealClock};
 use crate::exec::lock;
+use crate::status::ServerStatus;
 use frames::{FromClient, FromServer, frame, take_frame};
 use rustc_hash::FxHashMap;
 use std::fmt;
@@ -110,6 +111,14 @@ impl Line {
         answer
     }
 
+    /// How the server does; `None` if it does not say in time.
+    pub(crate) fn status(&self) -> Option<ServerStatus> {
+        match self.ask(|request| FromClient::Status { request })? {
+            FromServer::Status { status, .. } => Some(status),
+            _ => None,
+        }
+    }
+
     pub(crate) async fn call(&self, target: Target, call: Call) -> CallOutcome {
         let slot = Arc::new(ReplySlot::default());
         let id = call.id;
@@ -145,7 +154,8 @@ impl Line {
         match message {
             FromServer::Connected { request, .. }
             | FromServer::NoGate { request }
-            | FromServer::Serving { request, .. } => {
+            | FromServer::Serving { request, .. }
+            | FromServer::Status { request, .. } => {
                 let asked = lock(&self.asked).remove(&request);
                 if let Some(asked) = asked {
                     // Who asked may have given up.

@@ -11,14 +11,15 @@
 //! Those who have not introduced themselves are few at a time: a newcomer takes the place of the one who has taken longest.
 //! A fence may hold this thread up for as long as it takes to end a stuck process.
 
+use super::backing::Share;
 use super::peer::Peer;
 use super::{Listeners, Shared, same_bytes};
 use crate::clock::{MILLISECOND, Nanos, RealClock, SECOND};
+use crate::status::ServerStatus;
 use crate::transport::VIEW;
 use crate::transport::host::PeerId;
 use crate::transport::host::gates::{Gate, Holder};
 use crate::transport::line::frames::{FromClient, FromServer, frame, take_frame};
-use crate::transport::shm::backing::Share;
 use crate::transport::shm::frames::{Greeting, Hello, Stranger as UnixStranger, VERSION as SHM_VERSION};
 use crate::transport::shm::process::Process;
 use crate::transport::shm::socket;
@@ -227,6 +228,7 @@ impl Door {
             if strangers >= MAX_STRANGERS {
                 self.dismiss_oldest_stranger();
             } else if self.visitors.len() - strangers - moored >= MAX_CLIENTS {
+                tracing::warn!("another client was turned away: {MAX_CLIENTS} are connected");
                 continue;
             }
             self.greet(socket);
@@ -451,8 +453,26 @@ impl Door {
                 peer.send(&FromServer::Serving { request, accepted });
             }
             (FromClient::Reply { to, outcome }, _) => host.reply_of(peer.id, to, outcome),
+            (FromClient::Status { request }, _) => {
+                let status = self.status();
+                self.visitors[n].peer.send(&FromServer::Status { request, status });
+            }
         }
         Ok(())
+    }
+
+    fn status(&self) -> ServerStatus {
+        let mut status = self.shared.host.status(self.share.pages);
+        let count = |is: fn(&Stage) -> bool| {
+            let count = self.visitors.iter().filter(|visitor| is(&visitor.stage)).count();
+            u32::try_from(count).unwrap_or(u32::MAX)
+        };
+        status.traffic.mapping = count(|stage| matches!(stage, Stage::Member { .. }));
+        status.traffic.far = count(|stage| matches!(stage, Stage::Caller));
+        if let Some(desk) = &self.shared.desk {
+            desk.report(&mut status.traffic);
+        }
+        status
     }
 
     fn dismiss(&mut self, n: usize, goodbye: Goodbye) {

@@ -4,19 +4,25 @@
 //! |---|---|
 //! | `door` | the thread that answers sockets: who comes in, calls, who serves which session |
 //! | `peer` | a client process, to those who have something to tell it |
+//! | `backing` | where the bytes are |
+//! | `ask` | the question how a server does |
 //! | `error` | why a server does not start |
 //!
 //! Verbs of those who map the memory, or reach it by RDMA, cost the server nothing; those of TCP clients are carried out by a thread of their own
 //! (`super::tcp::server`), so that neither a call nor a crowd at the door keeps them waiting.
 
+mod ask;
+mod backing;
 mod door;
 mod error;
 mod peer;
 
+pub use ask::{ServerPlace, status};
+pub use backing::Backing;
+pub(crate) use backing::map;
 pub use error::ServeError;
 
 use super::host::Host;
-use super::shm::backing::{self, Backing, Share};
 use super::shm::socket;
 use super::tcp::server::Desk;
 use super::verbs;
@@ -25,6 +31,7 @@ use super::verbs::dock::Dock;
 use crate::region::Identity;
 use crate::server::ServerLogic;
 use crate::wake::Wake;
+use backing::Share;
 use door::Door;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;

@@ -3,7 +3,6 @@
 //! Calls and questions go over the [`Line`]. When it breaks, the server is gone: the process's gates are shut, so that every
 //! verb and call on that server fails from then on.
 
-use super::backing::map;
 use super::frames::{Greeting, Hello, MAX_TOKEN_BYTES, Stranger, VERSION};
 use super::{ShmOptions, socket};
 use crate::addr::SessionId;
@@ -12,12 +11,14 @@ use crate::error::FabricError;
 use crate::exec::lock;
 use crate::mem::RacyMemory;
 use crate::region::{Identity, Permissions, RegionTable};
+use crate::status::ServerStatus;
 use crate::transport::Inbox;
 use crate::transport::host::Opened;
 use crate::transport::host::gates::Gate;
 use crate::transport::host::regions::Regions;
 use crate::transport::line::frames::{FromClient, FromServer, take_frame};
 use crate::transport::line::{Inboxes, Line, close_all};
+use crate::transport::serve::map;
 use crate::transport::stream::Stream;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -43,7 +44,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Connects to the server at `path`.
-    pub(super) fn open(path: &Path, options: &ShmOptions) -> Result<Arc<Self>, FabricError> {
+    pub(crate) fn open(path: &Path, options: &ShmOptions) -> Result<Arc<Self>, FabricError> {
         let place = path.display();
         let failed = |error: io::Error| FabricError::Unreachable {
             why: match error.kind() {
@@ -179,6 +180,11 @@ impl Connection {
             // If it cannot be sent, the server is gone or soon drops us with all our gates.
             let _ = self.line.send(&FromClient::Disconnect { gate: number });
         }
+    }
+
+    /// How the server does; `None` if it does not say in time.
+    pub(crate) fn status(&self) -> Option<ServerStatus> {
+        self.line.status()
     }
 
     pub(crate) async fn call(&self, target: Target, call: Call) -> CallOutcome {

@@ -1,15 +1,15 @@
 //! Transport `shm`: memory servers are processes of this machine, and clients map their memory.
 //!
-//! The server ([`MemoryProcess`](super::serve::MemoryProcess), behind `farwood serve --shm`) maps its regions from a memfd or from a file or device
-//! ([`Backing`]) and listens on a Unix socket. A client connects, shows a token, gets the server's identity and the descriptor,
-//! and from then on carries out verbs itself, with no server CPU (module `direct`). Calls go over the socket.
+//! The server ([`MemoryProcess`](super::serve::MemoryProcess), behind `farwood serve --shm`) maps its regions from a memfd, a
+//! file or a device ([`Backing`](super::serve::Backing)) and listens on a Unix socket. A client connects, shows a token, gets
+//! the server's identity and the descriptor, and from then on carries out verbs itself, with no server CPU (module `direct`).
+//! Calls go over the socket.
 //!
 //! The same path serves hardware-coherent CXL memory that both ends map. Memory that is shared without coherence is not
 //! what this is for.
 //!
 //! - `frames`: the first words on the socket. `socket`: how it is found, made and passed through.
-//! - `backing`: where the bytes are. `process`: a client process, to end it. `client`: the client's end; the server's is
-//!   [`super::serve`].
+//! - `process`: a client process, to end it. `client`: the client's end; the server's is [`super::serve`].
 //!
 //! **Fencing** closes the victim's gates and waits until no batch is inside. A process that was stopped in the middle of one
 //! is ended and waited for, so a server only takes clients that it is allowed to end. A process whose socket closes is gone
@@ -21,13 +21,11 @@
 //! **Trust.** Whoever may connect can map the memory, so the checks of verbs on the client's side guard against mistakes, not
 //! malice. The socket is the server's user's alone.
 
-pub(crate) mod backing;
 pub(crate) mod client;
 pub(crate) mod frames;
 pub(crate) mod process;
 pub(crate) mod socket;
 
-pub use backing::Backing;
 pub use frames::VERSION;
 
 use super::direct::{DirectCluster, Station};
@@ -66,7 +64,8 @@ impl ShmCluster {
     }
 }
 
-fn sockets(places: &[PathBuf]) -> Result<Vec<PathBuf>, FabricError> {
+/// The sockets at these places: a folder stands for all sockets (`*.sock`) in it.
+pub fn sockets(places: &[PathBuf]) -> Result<Vec<PathBuf>, FabricError> {
     let mut sockets = Vec::new();
     for place in places {
         if !place.is_dir() {

@@ -4,12 +4,15 @@
 //! READ follows a WRITE and at the end. What a READ brings is copied once, from memory into the bytes that go to the socket.
 
 use super::buffer::Outgoing;
-use super::verbs::{BATCH, FENCED, HEAD_BYTES, Refusal, Request, What, head};
+use super::verbs::{BATCH, FENCED, HEAD_BYTES, Refusal, Request, What, head, take_head, take_verb};
 use crate::addr::ServerId;
-use crate::region::RegionTable;
+use crate::region::{Permissions, RegionTable};
 use crate::transport::host::gates::Gate;
 use crate::transport::host::regions::{Regions, at};
 use std::sync::atomic::{Ordering, fence};
+
+/// Of a batch that will come soon, so many verbs are looked at.
+const ANNOUNCED_VERBS: u8 = 4;
 
 /// Where a connection's verbs go, and how far it may go.
 #[derive(Debug)]
@@ -20,12 +23,29 @@ pub(crate) struct Reach {
 }
 
 impl Reach {
-    /// Carries out one frame (without its length), wholly or not at all, and puts the reply into `out`.
-    pub(crate) fn execute(&self, frame: &[u8], memory: &Regions, out: &mut Outgoing) -> Result<(), Refusal> {
+    /// Says that the memory of a frame that will come soon is needed. Most of what a READ costs the server is waiting for memory.
+    pub(crate) fn announce(&self, mut frame: &[u8], memory: &Regions) {
+        let Ok((BATCH, verbs, _)) = take_head(&mut frame) else { return };
+        for _ in 0..verbs.min(ANNOUNCED_VERBS) {
+            let Ok(verb) = take_verb(&mut frame, self.server) else { return };
+            let len = match verb.what {
+                What::Read { len } => len,
+                What::Write { bytes } => bytes.len(),
+                What::Cas { .. } | What::MaskedCas { .. } | What::Faa { .. } => 8,
+            };
+            if self.table.check(verb.addr, len as u64, Permissions::NONE).is_ok() {
+                memory.region(verb.addr.region()).expect(at(verb.addr.offset()), len);
+            }
+        }
+    }
+
+    /// Carries out one frame (without its length), wholly or not at all, and puts the reply into `out`. How many verbs were
+    /// carried out.
+    pub(crate) fn execute(&self, frame: &[u8], memory: &Regions, out: &mut Outgoing) -> Result<u8, Refusal> {
         let request = Request::check(frame, self.server, &self.table)?;
         if !self.gate.enter() {
             reply_head(FENCED, &request, 0, out);
-            return Ok(());
+            return Ok(0);
         }
         reply_head(BATCH, &request, request.reply_bytes, out);
         let mut wrote = false;
@@ -64,7 +84,7 @@ impl Reach {
             fence(Ordering::SeqCst);
         }
         self.gate.leave();
-        Ok(())
+        Ok(request.verbs)
     }
 }
 

@@ -25,7 +25,12 @@ pub(crate) mod client;
 mod connection;
 mod execute;
 pub(crate) mod frames;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzz;
 mod pieces;
+#[cfg(any(test, fuzzing))]
+mod scope;
 pub(crate) mod server;
 pub(crate) mod station;
 mod verbs;

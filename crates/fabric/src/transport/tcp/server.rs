@@ -17,6 +17,7 @@ use super::verbs::{MAX_REQUEST_BYTES, Refusal};
 use crate::addr::SessionId;
 use crate::clock::{MICROSECOND, Nanos, RealClock};
 use crate::exec::lock;
+use crate::status::Traffic;
 use crate::transport::host::Host;
 use crate::transport::host::gates::Gate;
 use crate::transport::line::frames::frame;
@@ -43,6 +44,8 @@ const READ_BYTES: usize = 512 << 10;
 const _: () = assert!(READ_BYTES > MAX_REQUEST_BYTES + 4);
 /// Replies of one turn beyond which a connection's other requests wait.
 const REPLY_BYTES: usize = 512 << 10;
+/// So many requests ahead, their memory is asked for.
+const AHEAD: usize = 4;
 /// What a client may have without a reply: batches, and bytes of them and their replies.
 const CREDIT_BATCHES: u32 = 1024;
 const CREDIT_BYTES: u32 = 4 << 20;
@@ -95,6 +98,39 @@ pub(crate) struct Desk {
     known: Mutex<FxHashMap<u64, Known>>,
     newcomers: Mutex<Vec<Newcomer>>,
     any_newcomers: AtomicBool,
+    counts: Counts,
+}
+
+/// What was done so far. One thread counts.
+#[derive(Default, Debug)]
+struct Counts {
+    batches: AtomicU64,
+    verbs: AtomicU64,
+    bytes_in: AtomicU64,
+    bytes_out: AtomicU64,
+}
+
+impl Counts {
+    fn add(&self, done: &Done) {
+        let counts = [
+            (&self.batches, done.batches),
+            (&self.verbs, done.verbs),
+            (&self.bytes_in, done.bytes_in),
+            (&self.bytes_out, done.bytes_out),
+        ];
+        for (count, more) in counts {
+            count.store(count.load(Ordering::Relaxed) + more, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What was done for a connection in one turn.
+#[derive(Clone, Copy, Default, Debug)]
+struct Done {
+    batches: u64,
+    verbs: u64,
+    bytes_in: u64,
+    bytes_out: u64,
 }
 
 impl Desk {
@@ -108,6 +144,7 @@ impl Desk {
             known: Mutex::default(),
             newcomers: Mutex::default(),
             any_newcomers: AtomicBool::new(false),
+            counts: Counts::default(),
         };
         epoll::add(&desk.epoll, &desk.wake, EventData::new_u64(WOKEN), EventFlags::IN)?;
         Ok(desk)
@@ -157,6 +194,15 @@ impl Desk {
         lock(&self.newcomers).push(*newcomer);
         self.any_newcomers.store(true, Ordering::Release);
         self.wake.wake();
+    }
+
+    /// Adds what the desk knows to a server's status.
+    pub(crate) fn report(&self, traffic: &mut Traffic) {
+        traffic.connections = u32::try_from(lock(&self.known).len()).unwrap_or(u32::MAX);
+        traffic.batches = self.counts.batches.load(Ordering::Relaxed);
+        traffic.verbs = self.counts.verbs.load(Ordering::Relaxed);
+        traffic.bytes_in = self.counts.bytes_in.load(Ordering::Relaxed);
+        traffic.bytes_out = self.counts.bytes_out.load(Ordering::Relaxed);
     }
 
     pub(crate) fn stop(&self) {
@@ -351,7 +397,7 @@ impl Clerk<'_> {
     /// Serves one connection; whether it had something.
     fn attend(&mut self, key: usize, now: Nanos) -> bool {
         let Some(connection) = self.connections.get_mut(key) else { return false };
-        let served = connection.serve(&self.desk.host, &mut self.input, &mut self.output);
+        let served = connection.serve(self.desk, &mut self.input, &mut self.output);
         let served = served.and_then(|did| {
             connection.watch(&self.desk.epoll, key)?;
             Ok(did)
@@ -387,7 +433,7 @@ impl Clerk<'_> {
 
 impl Connection {
     /// Sends what waits, reads, carries out, replies. Whether there was anything to do.
-    fn serve(&mut self, host: &Host, input: &mut [u8], output: &mut Outgoing) -> Result<bool, End> {
+    fn serve(&mut self, desk: &Desk, input: &mut [u8], output: &mut Outgoing) -> Result<bool, End> {
         if !self.unsent.is_empty() {
             let sent = send(&self.socket, &self.unsent)?;
             self.unsent.drain(..sent);
@@ -406,16 +452,30 @@ impl Connection {
             }
         }
         self.waiting = false;
-        let (mut done, mut ended) = (0, None);
+        let (mut at, mut ended, mut done) = (0, None, Done::default());
+        let (mut announced, mut announced_to) = (0, 0);
         while output.len() < REPLY_BYTES {
-            match first_frame(&input[done..end], MAX_REQUEST_BYTES) {
-                Ok(Some(request)) => {
-                    if let Err(refusal) = self.reach.execute(request, host.memory(), output) {
+            while announced < AHEAD {
+                let Ok(Some(request)) = first_frame(&input[announced_to..end], MAX_REQUEST_BYTES) else {
+                    break;
+                };
+                self.reach.announce(request, desk.host.memory());
+                announced_to += 4 + request.len();
+                announced += 1;
+            }
+            announced = announced.saturating_sub(1);
+            match first_frame(&input[at..end], MAX_REQUEST_BYTES) {
+                Ok(Some(request)) => match self.reach.execute(request, desk.host.memory(), output) {
+                    Ok(verbs) => {
+                        at += 4 + request.len();
+                        done.batches += 1;
+                        done.verbs += u64::from(verbs);
+                    }
+                    Err(refusal) => {
                         ended = Some(refusal);
                         break;
                     }
-                    done += 4 + request.len();
-                }
+                },
                 Ok(None) => break,
                 Err(_) => {
                     ended = Some(Refusal::Malformed);
@@ -425,7 +485,9 @@ impl Connection {
         }
         self.waiting = output.len() >= REPLY_BYTES && ended.is_none();
         self.arrived.clear();
-        self.arrived.extend_from_slice(&input[done..end]);
+        self.arrived.extend_from_slice(&input[at..end]);
+        (done.bytes_in, done.bytes_out) = (at as u64, output.len() as u64);
+        desk.counts.add(&done);
         let sent = send(&self.socket, output.unsent());
         let sent = sent.inspect_err(|_| output.advance(output.len()))?;
         self.unsent.extend_from_slice(&output.unsent()[sent..]);

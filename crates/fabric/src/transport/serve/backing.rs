@@ -8,15 +8,19 @@
 //!
 //! Tables come first, so that they are found whatever the sizes of the rest: memory of another shape is recognised and
 //! refused. What is in a file or device stays when the server ends, and the next one takes it over.
+//!
+//! **Large pages.** Anonymous memory comes from pages that were set aside as huge, if there are enough. Otherwise it is mapped,
+//! the system is asked for large pages, and only then is it filled: memory that is first reserved gets small ones.
 
-use super::process::Process;
+use super::ServeError;
 use crate::addr::RegionId;
 use crate::mem::{RacyMemory, available_bytes};
 use crate::region::RegionSpec;
+use crate::status::Pages;
 use crate::transport::host::gates::{GATES_BYTES, Gates, Holder};
 use crate::transport::host::regions::{Regions, at};
 use crate::transport::line::frames::{Extent, Mapped};
-use crate::transport::serve::ServeError;
+use crate::transport::shm::process::Process;
 use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, SealFlags};
 use std::fs::File;
 use std::io;
@@ -44,6 +48,7 @@ pub(crate) struct Share {
     pub(crate) layout: Layout,
     /// What is mapped, here and by clients. It has no part in the lock, which ends with the server, not with the last mapping.
     pub(crate) descriptor: File,
+    pub(crate) pages: Pages,
     _locked: File,
 }
 
@@ -84,18 +89,37 @@ impl Layout {
 
 /// Makes memory for these regions, or takes over what is there.
 pub(crate) fn open(backing: &Backing, specs: &[RegionSpec]) -> Result<(Regions, Gates, Share), ServeError> {
-    let (file, name) = match backing {
-        Backing::Memfd => (memfd().map_err(ServeError::memory("a memfd"))?, "a memfd".to_owned()),
-        Backing::Path(path) => (open_locked(path)?, path.display().to_string()),
-    };
-    let failed = ServeError::memory(&name);
+    match backing {
+        Backing::Path(path) => open_in(open_locked(path)?, &path.display().to_string(), false, specs),
+        Backing::Memfd => {
+            if let Some(file) = huge_memfd(specs) {
+                match open_in(file, "huge pages", true, specs) {
+                    Err(error) => tracing::warn!("{error}; using small pages instead"),
+                    opened => return opened,
+                }
+            }
+            let file = memfd(MemfdFlags::empty()).map_err(ServeError::memory("a memfd"))?;
+            open_in(file, "a memfd", true, specs)
+        }
+    }
+}
+
+fn open_in(
+    file: File,
+    name: &str,
+    is_anonymous: bool,
+    specs: &[RegionSpec],
+) -> Result<(Regions, Gates, Share), ServeError> {
+    let failed = ServeError::memory(name);
     let is_device = file.metadata().map_err(&failed)?.file_type().is_char_device();
     let block = if is_device { ALIGN } else { block_bytes(&file).map_err(&failed)? };
     let layout = Layout::new(specs, block);
     if !is_device {
-        reserve(&file, &layout, &name)?;
+        check_room(&file, &layout, name)?;
+        file.set_len(layout.total).map_err(&failed)?;
     }
-    if matches!(backing, Backing::Memfd) {
+    let kind = if is_device { Kind::Device } else { Kind::of(&file).map_err(&failed)? };
+    if is_anonymous {
         // Nobody who has the descriptor can take the memory away from the others.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(|error| failed(error.into()))?;
@@ -103,13 +127,27 @@ pub(crate) fn open(backing: &Backing, specs: &[RegionSpec]) -> Result<(Regions, 
     let descriptor = reopen(&file).map_err(&failed)?;
     let mut regions = Regions::default();
     for Mapped { region, extent } in &layout.regions {
-        regions.insert(*region, map(&descriptor, *extent, true).map_err(&failed)?);
+        let memory = map(&descriptor, *extent, true).map_err(&failed)?;
+        if kind == Kind::Memory {
+            // If not all of it can be had, the reservation says so.
+            let _ = memory.populate();
+        }
+        regions.insert(*region, memory);
     }
+    if !is_device {
+        reserve(&file, &layout, name)?;
+    }
+    let pages = pages(&descriptor, kind, block, layout.extents().map(|extent| extent.bytes).sum());
+    let hint = match pages {
+        Pages::Small { .. } => "; large ones are faster: set some aside (sysctl vm.nr_hugepages)",
+        _ => "",
+    };
+    tracing::info!("memory of {} MiB: {pages}{hint}", layout.total >> 20);
     // When this is done, the clients of an earlier server on this memory cannot touch it any more.
     let gates = Gates::take_over(map(&descriptor, layout.gates, true).map_err(&failed)?, |pid, started| {
         Process::find(pid, started).map(|process| Arc::new(process) as Arc<dyn Holder>)
     });
-    Ok((regions, gates, Share { layout, descriptor, _locked: file }))
+    Ok((regions, gates, Share { layout, descriptor, pages, _locked: file }))
 }
 
 /// Maps a part of a server's memory.
@@ -117,9 +155,17 @@ pub(crate) fn map(file: impl AsFd, extent: Extent, writable: bool) -> io::Result
     RacyMemory::map(file, extent.offset, at(extent.bytes), writable)
 }
 
-fn memfd() -> io::Result<File> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+fn memfd(flags: MemfdFlags) -> io::Result<File> {
+    let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     Ok(File::from(rustix::fs::memfd_create("farwood", flags)?))
+}
+
+/// Memory in huge pages, if as many as these regions need are set aside and free.
+fn huge_memfd(specs: &[RegionSpec]) -> Option<File> {
+    let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").ok()?;
+    let free: u64 = free.trim().parse().ok()?;
+    let needed: u64 = Layout::new(specs, ALIGN).extents().map(|extent| extent.bytes).sum();
+    (free >= needed / ALIGN).then(|| memfd(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB).ok()).flatten()
 }
 
 /// Opens or creates a file that no other server uses.
@@ -151,8 +197,8 @@ fn block_bytes(file: &File) -> io::Result<u64> {
     Ok(u64::try_from(block).unwrap_or(0).next_power_of_two().max(4096))
 }
 
-/// Makes sure that all bytes are there: a full file system shows now, not as a crash in the middle of a verb.
-fn reserve(file: &File, layout: &Layout, name: &str) -> Result<(), ServeError> {
+/// Looks whether the file is of the right size, and whether the machine has so much memory.
+fn check_room(file: &File, layout: &Layout, name: &str) -> Result<(), ServeError> {
     let failed = ServeError::memory(name);
     let before = file.metadata().map_err(&failed)?.len();
     if before != 0 && before != layout.total {
@@ -160,14 +206,19 @@ fn reserve(file: &File, layout: &Layout, name: &str) -> Result<(), ServeError> {
     }
     let needed: u64 = layout.extents().map(|extent| extent.bytes).sum();
     let missing = needed.saturating_sub(file.metadata().map_err(&failed)?.blocks() * 512);
-    if is_memory(file).map_err(&failed)? && missing > 0 {
+    if Kind::of(file).map_err(&failed)? == Kind::Memory && missing > 0 {
         // Asking for it would not fail: the system would end processes until there is enough.
         let available = available_bytes();
         if missing > available {
             return Err(ServeError::NotEnoughMemory { missing, available });
         }
     }
-    file.set_len(layout.total).map_err(&failed)?;
+    Ok(())
+}
+
+/// Makes sure that all bytes are there: a full file system shows now, not as a crash in the middle of a verb.
+fn reserve(file: &File, layout: &Layout, name: &str) -> Result<(), ServeError> {
+    let failed = ServeError::memory(name);
     for extent in layout.extents() {
         rustix::fs::fallocate(file, FallocateFlags::empty(), extent.offset, extent.bytes)
             .map_err(|error| failed(error.into()))?;
@@ -175,11 +226,67 @@ fn reserve(file: &File, layout: &Layout, name: &str) -> Result<(), ServeError> {
     Ok(())
 }
 
-/// Whether the file's bytes are in the machine's memory (tmpfs, memfd).
-fn is_memory(file: &File) -> io::Result<bool> {
-    const TMPFS_MAGIC: u64 = 0x0102_1994;
-    let kind = rustix::fs::fstatfs(file)?.f_type;
-    Ok(u64::try_from(kind).is_ok_and(|kind| kind == TMPFS_MAGIC))
+/// What a file's bytes are in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// The machine's memory (tmpfs, memfd).
+    Memory,
+    /// Pages of it that were set aside (hugetlbfs).
+    Huge,
+    /// A DAX device.
+    Device,
+    /// Something slower.
+    Other,
+}
+
+impl Kind {
+    fn of(file: &File) -> io::Result<Self> {
+        const TMPFS_MAGIC: u64 = 0x0102_1994;
+        const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+        let magic = u64::try_from(rustix::fs::fstatfs(file)?.f_type).unwrap_or(0) & u64::from(u32::MAX);
+        Ok(match magic {
+            TMPFS_MAGIC => Self::Memory,
+            HUGETLBFS_MAGIC => Self::Huge,
+            _ => Self::Other,
+        })
+    }
+}
+
+/// Which pages were obtained.
+fn pages(file: &File, kind: Kind, block: u64, of_bytes: u64) -> Pages {
+    match kind {
+        Kind::Huge => Pages::Huge { page_bytes: block },
+        Kind::Device => Pages::Device {},
+        Kind::Memory | Kind::Other => match large_bytes(file) {
+            0 => Pages::Small { page_bytes: block },
+            large_bytes => Pages::Transparent { large_bytes, of_bytes },
+        },
+    }
+}
+
+/// How many bytes of a file this process maps by large pages.
+fn large_bytes(file: &File) -> u64 {
+    let (Ok(metadata), Ok(smaps)) = (file.metadata(), std::fs::read_to_string("/proc/self/smaps")) else {
+        return 0;
+    };
+    mapped_large(&smaps, metadata.ino())
+}
+
+/// The same, from what the system says of all mappings: for each a line with its file's inode, then one for each kind of page.
+fn mapped_large(smaps: &str, inode: u64) -> u64 {
+    let (mut is_ours, mut kib) = (false, 0);
+    for line in smaps.lines() {
+        let mut words = line.split_whitespace();
+        let first = words.next().unwrap_or_default();
+        match first.strip_suffix(':') {
+            Some("ShmemPmdMapped" | "FilePmdMapped") if is_ours => {
+                kib += words.next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0);
+            }
+            Some(_) => {}
+            None => is_ours = words.nth(3).and_then(|word| word.parse().ok()) == Some(inode),
+        }
+    }
+    kib << 10
 }
 
 #[cfg(test)]
@@ -206,6 +313,16 @@ mod tests {
             assert_eq!(layout.regions[0].region, RegionId::META);
             assert_eq!(layout.regions[2].region, RegionId::MAIN);
         }
+    }
+
+    #[test]
+    fn large_pages_are_counted_for_the_file_alone() {
+        let smaps = "7f0000000000-7f0000400000 rw-s 00000000 00:01 77    /memfd:farwood (deleted)\nSize: 4096 kB\n\
+            FilePmdMapped:        0 kB\nShmemPmdMapped:     2048 kB\nVmFlags: rd wr\n\
+            7f0000400000-7f0000800000 rw-s 00400000 00:01 77 /memfd:farwood (deleted)\nShmemPmdMapped: 4096 kB\n\
+            7f0000800000-7f0000a00000 rw-s 00000000 00:01 78 /memfd:other (deleted)\nShmemPmdMapped: 2048 kB\n";
+        assert_eq!(mapped_large(smaps, 77), 6144 << 10);
+        assert_eq!(mapped_large(smaps, 79), 0);
     }
 
     #[test]

@@ -1,0 +1,125 @@
+//! What a memory server says of itself, for people and for what watches it: `farwood status`.
+//!
+//! Anybody who may connect may ask, without a session, and of one server of a pool alone. Counts are those since the server
+//! started; they are taken while it works, so that two of them need not belong to the same moment.
+
+use crate::clock::Nanos;
+use crate::control::{IndexInfo, SessionInfo};
+use crate::region::Identity;
+use crate::wire::{wire_enum, wire_struct};
+use std::fmt;
+
+/// Everything that a server says of itself.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ServerStatus {
+    /// Who it is.
+    pub identity: Identity,
+    /// How long it has been up.
+    pub up_ns: Nanos,
+    /// What its memory is made of.
+    pub pages: Pages,
+    /// What its tables hold.
+    pub tables: Tables,
+    /// Who uses it, and how much.
+    pub traffic: Traffic,
+}
+wire_struct!(ServerStatus { identity, up_ns, pages, tables, traffic });
+
+wire_enum! {
+    /// The pages that a server's memory is mapped by, which decide how often an access misses the translation cache.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[non_exhaustive]
+    pub enum Pages {
+        /// The system's usual ones.
+        Small = 1 {
+            /// Their size.
+            page_bytes: u64,
+        },
+        /// Those, and large ones where the system found some.
+        Transparent = 2 {
+            /// So much is in large ones.
+            large_bytes: u64,
+            /// Of so much in all.
+            of_bytes: u64,
+        },
+        /// Large ones that were set aside for such a purpose (hugetlbfs).
+        Huge = 3 {
+            /// Their size.
+            page_bytes: u64,
+        },
+        /// A device's own.
+        Device = 4 {},
+    }
+}
+
+impl fmt::Display for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Small { page_bytes } => write!(f, "pages of {} KiB", page_bytes >> 10),
+            Self::Transparent { large_bytes, of_bytes } => {
+                let percent = large_bytes * 100 / (*of_bytes).max(1);
+                write!(f, "{percent}% in large pages, as far as the system found some")
+            }
+            Self::Huge { page_bytes } => write!(f, "huge pages of {} MiB", page_bytes >> 20),
+            Self::Device {} => f.write_str("a device's own pages"),
+        }
+    }
+}
+
+/// What a server's logic knows.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Tables {
+    /// Chunks of main memory, and how many of them are free for any use.
+    pub chunks: u64,
+    /// Those that are free for any use.
+    pub free_chunks: u64,
+    /// How many sessions there can be at a time.
+    pub max_sessions: u16,
+    /// How long a session lives without a heartbeat; 0: for ever.
+    pub lease_ns: Nanos,
+    /// The sessions that are known here.
+    pub sessions: Vec<SessionInfo>,
+    /// (Coordinator) The catalog.
+    pub indexes: Vec<IndexInfo>,
+    /// How many cores procedures may use.
+    pub cores: u16,
+    /// Procedures that run, and that wait to.
+    pub running: u32,
+    /// Those that wait.
+    pub queued: u32,
+}
+wire_struct!(Tables {
+    chunks,
+    free_chunks,
+    max_sessions,
+    lease_ns,
+    sessions,
+    indexes,
+    cores,
+    running,
+    queued
+});
+
+/// Who uses a server, and how much.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Traffic {
+    /// Processes that map its memory.
+    pub mapping: u32,
+    /// Processes that reach it over a network.
+    pub far: u32,
+    /// Endpoints of sessions that may use its memory.
+    pub endpoints: u32,
+    /// Those of them whose verbs the server carries out.
+    pub connections: u32,
+    /// Calls that came.
+    pub calls: u64,
+    /// Batches that the server carried out. Those who map the memory carry out theirs themselves, and nobody counts them.
+    pub batches: u64,
+    /// Verbs in them.
+    pub verbs: u64,
+    /// Bytes that came with them.
+    pub bytes_in: u64,
+    /// Bytes that went back.
+    pub bytes_out: u64,
+}
+wire_struct!(Traffic { mapping, far, endpoints, connections, calls, batches, verbs, bytes_in, bytes_out });

@@ -1,0 +1,285 @@
+//! `farwood status`: how memory servers do, each asked by itself, so that what is left of a pool can be looked at.
+//!
+//! Exits with 1 if a server does not answer: it serves as a check for whatever watches servers. The names in JSON stay as they
+//! are.
+
+use crate::fleet::Transport;
+use crate::report::unless_broken_pipe;
+use crate::serve::read_token;
+use crate::units::{Size, things, time};
+use farwood_fabric::control::{IndexInfo, IndexState, SessionInfo, SessionState};
+use farwood_fabric::status::{Pages, ServerStatus, Tables, Traffic};
+use farwood_fabric::transport::serve::{ServerPlace, status};
+use farwood_fabric::{RegionId, ServerId};
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(clap::Args, Debug)]
+pub(crate) struct Arguments {
+    /// The servers: tcp://HOST:PORT,... or shm://PATH,...
+    url: String,
+
+    /// Print JSON, for programs
+    #[arg(long)]
+    json: bool,
+
+    /// The token of servers that ask for one
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+/// One server, as it goes into the JSON.
+#[derive(Serialize, Debug)]
+struct Line {
+    url: String,
+    #[serde(flatten)]
+    outcome: Outcome,
+}
+
+#[derive(Serialize, Debug)]
+#[serde(rename_all = "lowercase")]
+enum Outcome {
+    Status(Box<Status>),
+    Error(String),
+}
+
+#[derive(Serialize, Debug)]
+struct Status {
+    pool: String,
+    server: u16,
+    servers: u16,
+    incarnation: u32,
+    format: u32,
+    up_seconds: f64,
+    memory_bytes: u64,
+    lock_memory_bytes: u64,
+    chunk_bytes: u64,
+    chunks: u64,
+    free_chunks: u64,
+    pages: PagesFound,
+    lease_ms: u64,
+    max_sessions: u16,
+    sessions: Vec<SessionLine>,
+    indexes: Vec<IndexLine>,
+    cores: u16,
+    procedures_running: u32,
+    procedures_queued: u32,
+    processes_mapping: u32,
+    processes_far: u32,
+    endpoints: u32,
+    connections: u32,
+    calls: u64,
+    batches: u64,
+    verbs: u64,
+    bytes_in: u64,
+    bytes_out: u64,
+}
+
+#[derive(Serialize, Debug)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+enum PagesFound {
+    Small { page_bytes: u64 },
+    Transparent { large_bytes: u64, of_bytes: u64 },
+    Huge { page_bytes: u64 },
+    Other,
+}
+
+#[derive(Serialize, Debug)]
+struct SessionLine {
+    session: u16,
+    term: u64,
+    state: &'static str,
+    lease_left_ms: u64,
+    oldest_epoch: u64,
+}
+
+#[derive(Serialize, Debug)]
+struct IndexLine {
+    id: u32,
+    name: String,
+    engine: String,
+    state: &'static str,
+}
+
+impl From<&SessionInfo> for SessionLine {
+    fn from(info: &SessionInfo) -> Self {
+        let state = match info.state {
+            SessionState::Active => "active",
+            SessionState::Fencing => "being fenced",
+            SessionState::Fenced => "fenced",
+            SessionState::Adopting => "being adopted",
+        };
+        Self {
+            session: info.session.get(),
+            term: info.term,
+            state,
+            lease_left_ms: info.lease_left_ns / 1_000_000,
+            oldest_epoch: info.oldest_pin,
+        }
+    }
+}
+
+impl From<&IndexInfo> for IndexLine {
+    fn from(info: &IndexInfo) -> Self {
+        let state = match info.state {
+            IndexState::Creating => "being created",
+            IndexState::Ready => "ready",
+            IndexState::Dropping => "being dropped",
+        };
+        Self { id: info.id, name: info.name.clone(), engine: info.engine.clone(), state }
+    }
+}
+
+impl From<&ServerStatus> for Status {
+    fn from(said: &ServerStatus) -> Self {
+        let (identity, tables, traffic) = (&said.identity, &said.tables, &said.traffic);
+        let region = |id| identity.regions.iter().find(|spec| spec.id == id).map_or(0, |spec| spec.bytes);
+        Self {
+            pool: identity.pool.to_string(),
+            server: identity.server.get(),
+            servers: identity.servers,
+            incarnation: identity.incarnation,
+            format: identity.format,
+            up_seconds: said.up_ns as f64 / 1e9,
+            memory_bytes: region(RegionId::MAIN),
+            lock_memory_bytes: region(RegionId::LOCK),
+            chunk_bytes: identity.chunk_bytes,
+            chunks: tables.chunks,
+            free_chunks: tables.free_chunks,
+            pages: match said.pages {
+                Pages::Small { page_bytes } => PagesFound::Small { page_bytes },
+                Pages::Transparent { large_bytes, of_bytes } => {
+                    PagesFound::Transparent { large_bytes, of_bytes }
+                }
+                Pages::Huge { page_bytes } => PagesFound::Huge { page_bytes },
+                _ => PagesFound::Other,
+            },
+            lease_ms: tables.lease_ns / 1_000_000,
+            max_sessions: tables.max_sessions,
+            sessions: tables.sessions.iter().map(SessionLine::from).collect(),
+            indexes: tables.indexes.iter().map(IndexLine::from).collect(),
+            cores: tables.cores,
+            procedures_running: tables.running,
+            procedures_queued: tables.queued,
+            processes_mapping: traffic.mapping,
+            processes_far: traffic.far,
+            endpoints: traffic.endpoints,
+            connections: traffic.connections,
+            calls: traffic.calls,
+            batches: traffic.batches,
+            verbs: traffic.verbs,
+            bytes_in: traffic.bytes_in,
+            bytes_out: traffic.bytes_out,
+        }
+    }
+}
+
+/// A server's status for people.
+fn describe(said: &ServerStatus) -> String {
+    let ServerStatus { identity, tables, traffic, .. } = said;
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = write!(
+        text,
+        "server {} of {}, pool {}, up {}\n  memory     ",
+        identity.server,
+        identity.servers,
+        identity.pool,
+        time(said.up_ns as f64)
+    );
+    let Tables { chunks, free_chunks, .. } = tables;
+    let _ = writeln!(
+        text,
+        "{} free of {} in {chunks} chunks, {}",
+        Size(free_chunks * identity.chunk_bytes),
+        Size(chunks * identity.chunk_bytes),
+        said.pages
+    );
+    if identity.server == ServerId::COORDINATOR {
+        let lease = match tables.lease_ns {
+            0 => "leases never end".to_owned(),
+            ns => format!("leases of {}", time(ns as f64)),
+        };
+        let _ = writeln!(text, "  sessions   {} of {}, {lease}", tables.sessions.len(), tables.max_sessions);
+        for line in tables.sessions.iter().map(SessionLine::from).filter(|line| line.state != "active") {
+            let _ = writeln!(text, "             session {} is {}", line.session, line.state);
+        }
+        let _ = writeln!(text, "  indexes    {}", tables.indexes.len());
+        for IndexLine { name, engine, state, .. } in tables.indexes.iter().map(IndexLine::from) {
+            let _ = writeln!(text, "             '{name}', {engine}, {state}");
+        }
+    }
+    let Traffic { mapping, far, endpoints, connections, calls, .. } = traffic;
+    let _ = writeln!(
+        text,
+        "  clients    {mapping} process(es) that map the memory, {far} over a network; {endpoints} endpoint(s), \
+         {connections} of them served here"
+    );
+    let _ = writeln!(
+        text,
+        "  served     {} verbs in {} batches, {} bytes in, {} bytes out; {calls} calls",
+        things(traffic.verbs),
+        things(traffic.batches),
+        things(traffic.bytes_in),
+        things(traffic.bytes_out)
+    );
+    let _ = writeln!(
+        text,
+        "  procedures {} running, {} waiting, {} core(s)",
+        tables.running, tables.queued, tables.cores
+    );
+    text
+}
+
+/// Each server of a URL, with the URL that names it alone.
+fn places(url: &str) -> Result<Vec<(String, ServerPlace)>, String> {
+    match url.parse::<Transport>() {
+        Ok(Transport::TcpAt { addresses, .. }) => Ok(addresses
+            .into_iter()
+            .map(|address| (format!("tcp://{address}"), ServerPlace::Tcp(address)))
+            .collect()),
+        Ok(Transport::ShmAt { paths, .. }) => {
+            let sockets =
+                farwood_fabric::transport::shm::sockets(&paths).map_err(|error| error.to_string())?;
+            Ok(sockets
+                .into_iter()
+                .map(|path| (format!("shm://{}", path.display()), ServerPlace::Shm(path)))
+                .collect())
+        }
+        _ => Err(format!("'{url}' names no servers; give tcp://HOST:PORT,... or shm://PATH,...")),
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
+    let token = read_token(arguments.token_file.as_deref())?;
+    let asked: Vec<_> = places(&arguments.url)?
+        .into_iter()
+        .map(|(url, place)| (url, status(&place, &token).map_err(|error| error.to_string())))
+        .collect();
+    let all_answered = asked.iter().all(|(_, said)| said.is_ok());
+    let mut text = String::new();
+    if arguments.json {
+        let lines: Vec<Line> = asked
+            .into_iter()
+            .map(|(url, said)| {
+                let outcome = match said {
+                    Ok(said) => Outcome::Status(Box::new(Status::from(&said))),
+                    Err(why) => Outcome::Error(why),
+                };
+                Line { url, outcome }
+            })
+            .collect();
+        text = serde_json::to_string_pretty(&lines).map_err(|error| error.to_string())?;
+        text.push('\n');
+    } else {
+        for (url, said) in asked {
+            let said = said.map_or_else(|why| format!("{why}\n"), |said| describe(&said));
+            let _ = write!(text, "{url}: {said}");
+        }
+    }
+    unless_broken_pipe(io::stdout().write_all(text.as_bytes()))?;
+    Ok(if all_answered { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
