@@ -90,7 +90,7 @@ fn play() {
     let words: Vec<&str> = part.split(' ').collect();
     match words[..] {
         ["server", over, folder, number] => {
-            serve(Over::named(over), Path::new(folder), number.parse().unwrap())
+            serve(Over::named(over), Path::new(folder), number.parse().unwrap());
         }
         ["client", over, places, names, index, rounds] => {
             let over = Over::named(over);
