@@ -20,7 +20,7 @@ struct Device {
     reads_at_once: u32,
     queue_requests: u32,
     queue_pairs: u32,
-    device_memory_bytes: u64,
+    on_chip_memory_bytes: u64,
     /// What Farwood uses of it; absent if it cannot use it.
     #[serde(skip_serializing_if = "Option::is_none")]
     used: Option<Used>,
@@ -90,7 +90,7 @@ impl From<DeviceInfo> for Device {
             reads_at_once: info.reads_at_once,
             queue_requests: info.queue_requests,
             queue_pairs: info.queue_pairs,
-            device_memory_bytes: info.device_memory_bytes,
+            on_chip_memory_bytes: info.device_memory_bytes,
             used,
             unusable_because,
         }
@@ -115,7 +115,7 @@ impl Device {
             "  {} queue pairs, {} requests in a queue, {} READs and atomics at once",
             self.queue_pairs, self.queue_requests, self.reads_at_once
         );
-        println!("  on-chip memory: {} KiB", self.device_memory_bytes >> 10);
+        println!("  on-chip memory: {} KiB", self.on_chip_memory_bytes >> 10);
         match (&self.used, &self.unusable_because) {
             (Some(used), _) => {
                 println!(

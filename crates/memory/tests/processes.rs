@@ -90,7 +90,7 @@ fn play() {
     let words: Vec<&str> = part.split(' ').collect();
     match words[..] {
         ["server", over, folder, number] => {
-            serve(Over::named(over), Path::new(folder), number.parse().unwrap())
+            serve(Over::named(over), Path::new(folder), number.parse().unwrap());
         }
         ["client", over, places, names, index, rounds] => {
             let over = Over::named(over);
@@ -288,9 +288,9 @@ macro_rules! conformance {
 conformance! {
     verbs, 2000, 200, 40;
     batches, 5000, 300, 60;
-    words, 15_000, 1500, 300;
-    order, 4000, 400, 100;
-    atomics, 50_000, 2000, 300;
+    words, 15_000, 1500, 120;
+    order, 4000, 400, 50;
+    atomics, 50_000, 2000, 150;
     visible, 500, 200, 40;
     calls, 200, 100, 20;
     sessions, 5000, 300, 60;

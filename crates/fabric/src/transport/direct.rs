@@ -256,12 +256,12 @@ impl DirectLink {
     /// WRITE of one aligned word, without a buffer.
     #[inline]
     pub(crate) fn write_word(&self, addr: GlobalAddr, value: u64) -> Result<(), FabricError> {
-        self.on_word(addr, Permissions::WRITE, |word| match self.device_for(addr) {
-            Some(device) => device.write(addr, &value.to_le_bytes()),
-            None => {
-                word.swap(value, Ordering::SeqCst);
-                Ok(())
+        self.on_word(addr, Permissions::WRITE, |word| {
+            if let Some(device) = self.device_for(addr) {
+                return device.write(addr, &value.to_le_bytes());
             }
+            word.swap(value, Ordering::SeqCst);
+            Ok(())
         })?
     }
 

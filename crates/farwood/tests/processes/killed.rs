@@ -17,6 +17,17 @@ const LEAKED_PER_DEATH: usize = 2 * 24;
 fn survives_kills<E: Engine>(engine: &E, part: &str, over: Over, kills: u64) {
     let lease_ms = if over == Over::Shm { "600000" } else { "100" };
     let servers = Servers::start(&["--lease-ms", lease_ms]);
+    survives_kills_of(&servers, over, engine, part, kills);
+}
+
+/// The same, with servers that were started before.
+pub(crate) fn survives_kills_of<E: Engine>(
+    servers: &Servers,
+    over: Over,
+    engine: &E,
+    part: &str,
+    kills: u64,
+) {
     let place = servers.place(over);
     let cluster = connect(&place).expect("the pool is there");
     let executor = Executor::new();

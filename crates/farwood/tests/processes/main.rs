@@ -14,6 +14,7 @@ mod status;
 mod stopped;
 mod store;
 mod tcp;
+mod verbs;
 mod world;
 
 /// What a process of this binary does when a test has given it a part.

@@ -2,6 +2,7 @@
 
 use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
 use farwood_fabric::transport::tcp::{TcpCluster, TcpOptions};
+use farwood_fabric::transport::verbs::{VerbsCluster, VerbsOptions};
 use farwood_fabric::{Cluster, FabricError};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Read};
@@ -105,8 +106,9 @@ pub(crate) fn nap(span: Duration) {
     std::thread::sleep(span);
 }
 
+/// The binary: the one that was built with this test, or where `FARWOOD_BINARY` says, if both were taken elsewhere.
 pub(crate) fn farwood() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_farwood"))
+    Command::new(std::env::var_os("FARWOOD_BINARY").unwrap_or(env!("CARGO_BIN_EXE_farwood").into()))
 }
 
 /// Starts a server and waits until clients can connect.
@@ -135,7 +137,7 @@ pub(crate) fn serve_at(place: &[&str], arguments: &[&str]) -> (Process, String) 
 
 /// The address in what a server said.
 pub(crate) fn address_in(said: &str) -> String {
-    said.trim_end().rsplit_once("tcp://").expect("it listens").1.to_owned()
+    said.trim_end().rsplit_once("://").expect("it listens").1.to_owned()
 }
 
 /// How clients reach the servers.
@@ -143,6 +145,7 @@ pub(crate) fn address_in(said: &str) -> String {
 pub(crate) enum Over {
     Shm,
     Tcp,
+    Verbs,
 }
 
 /// Two servers in a folder, which can be reached both ways.
@@ -155,13 +158,22 @@ pub(crate) struct Servers {
 impl Servers {
     pub(crate) fn start(arguments: &[&str]) -> Self {
         let folder = Folder::new();
+        let shm = folder.0.to_str().expect("a plain name").to_owned();
+        Self::start_at(folder, &["--shm", &shm, "--listen", "127.0.0.1:0"], arguments)
+    }
+
+    /// Servers that are reached through an RDMA device.
+    pub(crate) fn start_on(device: &str, arguments: &[&str]) -> Self {
+        Self::start_at(Folder::new(), &["--listen", "127.0.0.1:0", "--verbs", device], arguments)
+    }
+
+    fn start_at(folder: Folder, place: &[&str], arguments: &[&str]) -> Self {
         let pool = ["--servers", "2", "--pool", "0123456789abcdef0123456789abcdef"];
-        let place = ["--shm", folder.0.to_str().expect("a plain name"), "--listen", "127.0.0.1:0"];
         let (servers, addresses) = ["0", "1"]
             .into_iter()
             .map(|number| {
                 let numbered: Vec<&str> = pool.into_iter().chain(["--server", number]).collect();
-                let (server, said) = serve_at(&place, &[&numbered, arguments].concat());
+                let (server, said) = serve_at(place, &[&numbered, arguments].concat());
                 (server, address_in(&said))
             })
             .unzip();
@@ -177,17 +189,17 @@ impl Servers {
         match over {
             Over::Shm => self.folder.0.display().to_string(),
             Over::Tcp => format!("tcp://{}", self.addresses.join(",")),
+            Over::Verbs => format!("verbs://{}", self.addresses.join(",")),
         }
     }
 }
 
 /// Connects to the servers at a place.
 pub(crate) fn connect(place: &str) -> Result<Cluster, FabricError> {
-    match place.strip_prefix("tcp://") {
-        Some(addresses) => {
-            let addresses: Vec<String> = addresses.split(',').map(str::to_owned).collect();
-            TcpCluster::connect(&addresses, &TcpOptions::default())
-        }
+    let list = |addresses: &str| addresses.split(',').map(str::to_owned).collect::<Vec<String>>();
+    match place.split_once("://") {
+        Some(("tcp", addresses)) => TcpCluster::connect(&list(addresses), &TcpOptions::default()),
+        Some((_, addresses)) => VerbsCluster::connect(&list(addresses), &VerbsOptions::default()),
         None => ShmCluster::connect(&[PathBuf::from(place)], &ShmOptions::default()),
     }
 }

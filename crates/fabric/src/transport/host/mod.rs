@@ -385,8 +385,13 @@ impl Host {
     /// A call has been answered.
     pub(crate) fn reply(&self, to: CallId, outcome: CallOutcome) {
         let waiting = lock(&self.waiting).remove(&to);
-        for (_, caller) in waiting.into_iter().flat_map(|waiting| waiting.askers) {
+        let mut askers = waiting.map(|waiting| waiting.askers).unwrap_or_default();
+        let last = askers.pop();
+        for (_, caller) in askers {
             caller.answer(to, outcome.clone());
+        }
+        if let Some((_, caller)) = last {
+            caller.answer(to, outcome);
         }
     }
 

@@ -171,7 +171,7 @@ fn prepare(logic: Arc<dyn ServerLogic>, options: &ServeOptions) -> Result<(Arc<S
     let wake = Arc::new(Wake::new().map_err(ServeError::memory("an eventfd"))?);
     // Locks on the device are seen by nobody else, and do not outlive the server.
     let may_move_locks = !may_mix && matches!(options.backing, Backing::Memfd);
-    let dock = device.map(|device| verbs::offer(&host, device, may_move_locks).map(Arc::new)).transpose();
+    let dock = device.map(|device| verbs::offer(&host, &device, may_move_locks).map(Arc::new)).transpose();
     let dock = dock.map_err(ServeError::Verbs)?;
     let desk = (options.tcp.is_some() && may_mix).then(|| Desk::new(&host).map(Arc::new)).transpose();
     let desk = desk.map_err(ServeError::memory("an epoll instance"))?;

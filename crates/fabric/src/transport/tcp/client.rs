@@ -164,7 +164,7 @@ impl Carrier {
     fn break_off(&self, server: ServerId) {
         match self {
             Self::Socket(connection) => connection.break_off(),
-            Self::Queues(connection) => connection.break_off(FabricError::Disconnected { server }),
+            Self::Queues(connection) => connection.break_off(&FabricError::Disconnected { server }),
         }
     }
 }

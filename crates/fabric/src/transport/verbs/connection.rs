@@ -160,6 +160,7 @@ impl Connection {
     ) -> Result<Rc<Self>, VerbsError> {
         let failed = |error| VerbsError::Failed { what: "be used over this connection", error };
         socket.set_nonblocking(true).map_err(failed)?;
+        let Ends { id, server, session, port, regions, patience } = ends;
         let Offer { domain, completions, mailbox, lanes } = offer;
         let bell = bell(&completions, &socket).map_err(failed)?;
         for slot in 0..SLOTS {
@@ -167,13 +168,13 @@ impl Connection {
                 return Err(VerbsError::last("receive"));
             }
         }
-        let max_bytes = domain.port().max_message_bytes.min(ends.port.max_message_bytes);
-        for (lane, other) in lanes.iter().zip(&ends.port.queues) {
-            lane.connect(&ends.port, *other, Permissions::NONE)?;
+        let max_bytes = domain.port().max_message_bytes.min(port.max_message_bytes);
+        for (lane, other) in lanes.iter().zip(&port.queues) {
+            lane.connect(&port, *other, Permissions::NONE)?;
         }
         let max = u32::try_from(domain.context().attr().max_qp_wr).unwrap_or(ROOM);
         let room = ROOM.min(max.saturating_sub(message_count())).max(1);
-        let regions = far_regions(&ends.regions);
+        let regions = far_regions(&regions);
         let state = State {
             lanes: lanes.map(|queue| Sender::new(&domain, queue, room, regions)),
             slots: Slab::new(),
@@ -183,10 +184,10 @@ impl Connection {
             credit: SLOTS,
         };
         let connection = Rc::new(Self {
-            id: ends.id,
-            server: ends.server,
-            session: ends.session,
-            patience: ends.patience,
+            id,
+            server,
+            session,
+            patience,
             max_bytes: max_bytes as usize,
             executor: executor.clone(),
             completions,
@@ -265,12 +266,14 @@ impl Connection {
     }
 
     /// Nothing more is sent or taken in: what is under way is unknown.
-    pub(crate) fn break_off(&self, error: FabricError) {
+    pub(crate) fn break_off(&self, error: &FabricError) {
         let (wakers, calls) = self.state.borrow_mut().break_off(self.server, error);
         let _ = self.socket.shutdown(Shutdown::Both);
         // Outside the borrow, since tasks may be polled anywhere.
         wakers.into_iter().for_each(Waker::wake);
-        calls.into_iter().for_each(|slot| slot.set(Err(CallError::Unknown)));
+        for slot in calls {
+            slot.set(Err(CallError::Unknown));
+        }
     }
 
     /// Looks whether the server is gone, or has fenced the session; whether that is so.
@@ -282,14 +285,18 @@ impl Connection {
             Ok(_) | Err(_) => FabricError::Disconnected { server: self.server },
         };
         let is_news = self.state.borrow().ended.is_none();
-        self.break_off(error);
+        self.break_off(&error);
         is_news
     }
 
     fn fail(&self, why: &str) {
+        // The server may have said more than the device knows.
+        if self.look_at_socket() {
+            return;
+        }
         let (server, id) = (self.server, self.id);
         tracing::warn!(%server, id, "a connection to a memory server failed: {why}");
-        self.break_off(FabricError::Disconnected { server });
+        self.break_off(&FabricError::Disconnected { server });
     }
 
     /// Takes in what has completed; whether there was anything.
@@ -386,7 +393,7 @@ fn far_regions(keys: &[RegionKey]) -> FarRegions {
 }
 
 impl State {
-    fn break_off(&mut self, server: ServerId, error: FabricError) -> (Vec<Waker>, Vec<Arc<ReplySlot>>) {
+    fn break_off(&mut self, server: ServerId, error: &FabricError) -> (Vec<Waker>, Vec<Arc<ReplySlot>>) {
         if self.ended.is_some() {
             return (Vec::new(), Vec::new());
         }
@@ -397,7 +404,11 @@ impl State {
             let verbs = slot.brings.len();
             slot.result = Some(Err(if has_begun {
                 let outcomes = (0..verbs).map(|_| VerbOutcome::Unknown).collect();
-                Box::new(BatchFailure { error: FabricError::Unknown { server }, at: 0, outcomes })
+                let unknown = match error {
+                    FabricError::Fenced { .. } => error.clone(),
+                    _ => FabricError::Unknown { server },
+                };
+                Box::new(BatchFailure { error: unknown, at: 0, outcomes })
             } else {
                 BatchFailure::not_executed(error.clone(), verbs)
             }));
@@ -467,7 +478,9 @@ impl Source for Connection {
         }
         let overdue = self.state.borrow_mut().overdue_calls(then);
         // The place of such a call stays taken until it is answered: the answer may still come.
-        overdue.iter().for_each(|slot| slot.set(Err(CallError::Unknown)));
+        for slot in &overdue {
+            slot.set(Err(CallError::Unknown));
+        }
         !overdue.is_empty()
     }
 

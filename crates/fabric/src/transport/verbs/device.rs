@@ -139,8 +139,7 @@ impl Context {
         }
         // SAFETY: all of it is there, as just checked.
         Some(unsafe {
-            let start = self.raw.as_ptr().cast::<u8>().sub(std::mem::offset_of!(sys::Extended, context));
-            &*start.cast::<sys::Extended>()
+            self.raw.byte_sub(std::mem::offset_of!(sys::Extended, context)).cast::<sys::Extended>().as_ref()
         })
     }
 

@@ -132,9 +132,9 @@ impl Caller for Moored {
         if message.len() > SLOT_BYTES {
             message = wire::encode(&Note::TooLong { to });
         }
-        if let Some(queues) = &*lock(&self.queues) {
+        if let Some([short, _]) = &*lock(&self.queues) {
             // If it fails, the client learns from its own queue pair, or by a time-out.
-            let _ = self.mailbox.send(&queues[0], message);
+            let _ = self.mailbox.send(short, message);
         }
     }
 }
@@ -331,7 +331,9 @@ impl Dock {
             }
         }
         let all: Vec<_> = lock(&self.known).values().cloned().collect();
-        all.iter().for_each(|moored| self.forget(moored));
+        for moored in &all {
+            self.forget(moored);
+        }
     }
 
     fn sleep(&self) {

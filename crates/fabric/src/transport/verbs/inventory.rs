@@ -108,7 +108,7 @@ fn describe(context: &Context) -> Result<DeviceInfo, VerbsError> {
         used.map(|port| UsedAddress { port: port.number, gid_index: port.gid_index, gid: port.gid.into() })
     };
     let firmware: Vec<u8> =
-        attr.fw_ver.iter().map(|byte| byte.cast_unsigned()).take_while(|byte| *byte != 0).collect();
+        attr.fw_ver.iter().map(|byte| byte.to_ne_bytes()[0]).take_while(|byte| *byte != 0).collect();
     Ok(DeviceInfo {
         name: context.name().to_owned(),
         firmware: String::from_utf8_lossy(&firmware).into_owned(),

@@ -24,7 +24,7 @@ pub(super) struct MemoryRegion {
     raw: NonNull<sys::Mr>,
     domain: Arc<Domain>,
     /// What was registered; after the registration, by the order of fields and `drop`.
-    _memory: Option<Arc<dyn Any + Send + Sync>>,
+    memory: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 // SAFETY: as for `Context`.
@@ -43,7 +43,7 @@ impl MemoryRegion {
         let block = memory(owner);
         // SAFETY: the block is owned by `owner`, which is held as long as the registration; its bytes are made to be raced on.
         let mut region = unsafe { Self::register(domain, block.base(), block.len(), access)? };
-        region._memory = Some(Arc::clone(owner) as _);
+        region.memory = Some(Arc::clone(owner) as _);
         Ok(region)
     }
 
@@ -63,7 +63,7 @@ impl MemoryRegion {
         let raw = unsafe { register(domain.raw(), base.as_ptr().cast(), bytes, access) };
         let raw = NonNull::new(raw)
             .ok_or_else(|| VerbsError::Register { bytes, error: io::Error::last_os_error() })?;
-        Ok(Self { raw, domain: Arc::clone(domain), _memory: None })
+        Ok(Self { raw, domain: Arc::clone(domain), memory: None })
     }
 
     pub(super) fn local_key(&self) -> u32 {
@@ -83,7 +83,7 @@ impl Drop for MemoryRegion {
         let failed = unsafe { (self.domain.context().library().dereg_mr)(self.raw.as_ptr()) };
         if failed != 0 {
             // The device may still reach it, so it must not be used for anything else.
-            std::mem::forget(self._memory.take());
+            std::mem::forget(self.memory.take());
         }
     }
 }
@@ -149,7 +149,7 @@ impl DeviceMemory {
         let access = access | sys::ACCESS_ZERO_BASED;
         // SAFETY: device memory that is freed only after the registration is gone.
         let region = unsafe { (extended.reg_dm_mr?)(domain.raw(), raw.as_ptr(), 0, bytes, access) };
-        let region = MemoryRegion { raw: NonNull::new(region)?, domain: Arc::clone(domain), _memory: None };
+        let region = MemoryRegion { raw: NonNull::new(region)?, domain: Arc::clone(domain), memory: None };
         memory.region = Some(region);
         Some(memory)
     }

@@ -92,11 +92,14 @@ pub(crate) fn pool(domain: &Arc<Domain>) -> BufPool {
 }
 
 /// Offers a server's memory through a device. If processor and device must not mix, procedures use the device, too.
-pub(crate) fn offer(host: &Arc<Host>, domain: Arc<Domain>, may_move_locks: bool) -> Result<Dock, VerbsError> {
-    let is_mixed = domain.atomics_are_global();
-    let dock = Dock::new(host, Arc::clone(&domain), may_move_locks)?;
-    if !is_mixed || dock.has_device_memory() {
-        host.use_loopback(Arc::new(Loopback::new(&domain, dock.offered(), host.id())?));
+pub(crate) fn offer(
+    host: &Arc<Host>,
+    domain: &Arc<Domain>,
+    may_move_locks: bool,
+) -> Result<Dock, VerbsError> {
+    let dock = Dock::new(host, Arc::clone(domain), may_move_locks)?;
+    if !domain.atomics_are_global() || dock.has_device_memory() {
+        host.use_loopback(Arc::new(Loopback::new(domain, dock.offered(), host.id())?));
     }
     Ok(dock)
 }

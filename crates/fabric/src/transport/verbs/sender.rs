@@ -256,10 +256,10 @@ fn described(request: &Request, regions: &FarRegions, number: u64, flags: u32) -
     wr.remote_addr = region.base + request.addr.offset();
     match request.kind {
         Kind::Read => {
-            (wr.opcode, wr.compare_add_or_rkey) = (sys::WR_RDMA_READ, u64::from(region.key).to_le())
+            (wr.opcode, wr.compare_add_or_rkey) = (sys::WR_RDMA_READ, u64::from(region.key).to_le());
         }
         Kind::Write => {
-            (wr.opcode, wr.compare_add_or_rkey) = (sys::WR_RDMA_WRITE, u64::from(region.key).to_le())
+            (wr.opcode, wr.compare_add_or_rkey) = (sys::WR_RDMA_WRITE, u64::from(region.key).to_le());
         }
         Kind::Cas { expected, desired } => {
             (wr.opcode, wr.atomic_rkey) = (sys::WR_ATOMIC_CMP_AND_SWP, region.key);

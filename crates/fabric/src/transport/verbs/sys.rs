@@ -4,6 +4,8 @@
 //! data path (`poll_cq`, `post_send`, ...) are pointers in the context, and those for device memory lie in front of it. Sizes
 //! are asserted when this is compiled; a test compares every offset with the C header where that is installed.
 
+#![expect(clippy::struct_field_names, reason = "the names are those of the C header")]
+
 use libloading::Library as Shared;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;

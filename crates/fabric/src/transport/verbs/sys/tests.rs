@@ -110,10 +110,11 @@ fn our_declarations_are_those_of_the_c_header() {
     std::fs::create_dir_all(&folder).unwrap();
     let (source, program) = (folder.join("offsets.c"), folder.join("offsets"));
     let beliefs = beliefs();
-    let prints: String =
-        beliefs.iter().map(|(c, _)| format!("printf(\"%zu\\n\", (size_t)({c}));\n")).collect();
+    let prints: Vec<String> =
+        beliefs.iter().map(|(c, _)| format!("printf(\"%zu\\n\", (size_t)({c}));")).collect();
+    let prints = prints.join("\n");
     let includes = "#include <infiniband/verbs.h>\n#include <stddef.h>\n#include <stdio.h>\n";
-    std::fs::write(&source, format!("{includes}int main(void) {{\n{prints}return 0;\n}}\n")).unwrap();
+    std::fs::write(&source, format!("{includes}int main(void) {{\n{prints}\nreturn 0;\n}}\n")).unwrap();
     let compiled = Command::new("cc").arg(&source).arg("-o").arg(&program).output();
     let has_header = compiled.is_ok_and(|output| {
         let said = String::from_utf8_lossy(&output.stderr);
