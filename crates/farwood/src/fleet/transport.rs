@@ -252,7 +252,7 @@ mod tests {
         };
         assert!(with("tcp://a:7000").is_err());
         assert!(
-            matches!(with("verbs://a:7000"), Ok(Transport::VerbsAt { device: Some(name), .. }) if name == "mlx5_0")
+            matches!(with("verbs://a:7000"), Ok(Transport::At { access, .. }) if access.device.as_deref() == Some("mlx5_0"))
         );
     }
 
