@@ -56,7 +56,7 @@ fn nonsense_is_refused_in_one_clear_line() {
         (&["--trial", "seed=1 colour=blue"][..], "'colour=blue' is not understood"),
         (&["--mistake", "trust-hint"], "add --subject records"),
         (&["--trials", "0"], "0"),
-        (&["--subject", "sherman"], "sherman"),
+        (&["--subject", "oak"], "oak"),
     ] {
         let output = simulate(arguments);
         let (stdout, stderr) = text(&output);

@@ -219,10 +219,10 @@ mod tests {
         let idle = nic.admit(0, Access::Main, &prices);
         assert_eq!(idle, 20_000, "a verb holds its unit for 20 ns");
         for n in 1..=16 {
-            assert_eq!(nic.admit(100_000, Access::AtomicMain(64), &prices), 120_000 + n * 300_000);
+            assert_eq!(nic.admit(100_000, Access::AtomicMain(64), &prices), 120_000 + n * 400_000);
         }
         let stranger = nic.admit(110_000, Access::Main, &prices);
-        assert_eq!(stranger, 420_000 + 20_000, "all units wait for the word; the first is free after 300 ns");
+        assert_eq!(stranger, 520_000 + 20_000, "all units wait for the word; the first is free after 400 ns");
     }
 
     #[test]
@@ -230,7 +230,7 @@ mod tests {
         let (mut nic, prices) = nic();
         let first = nic.admit(0, Access::AtomicMain(8), &prices);
         assert_eq!(nic.admit(0, Access::AtomicMain(16), &prices), first, "another bucket, at the same time");
-        assert_eq!(nic.admit(0, Access::AtomicMain(8 + 4096), &prices), first + 300_000, "the same bucket");
+        assert_eq!(nic.admit(0, Access::AtomicMain(8 + 4096), &prices), first + 400_000, "the same bucket");
     }
 
     #[test]
