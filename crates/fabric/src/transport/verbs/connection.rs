@@ -9,14 +9,14 @@
 //!
 //! Invariant: a connection that has broken stays so, has no queue pairs and has nothing in flight.
 
-use super::device::Domain;
 use super::dock::RegionKey;
 use super::error::VerbsError;
 use super::mailbox::{IS_MESSAGE, Mailbox, SLOT_BYTES, SLOTS};
 use super::notes::{Asked, Note};
+use super::offer::{LANES, Offer, ROOM, far_regions, message_count};
 use super::plan::{Brings, Plan, output};
-use super::queue::{Completion, CompletionQueue, Depth, PortAddress, QueuePair};
-use super::sender::{Done, FarRegion, FarRegions, Sender};
+use super::queue::{Completion, CompletionQueue, PortAddress};
+use super::sender::{Done, Sender};
 use crate::addr::{ServerId, SessionId};
 use crate::buf::BufPool;
 use crate::call::{Call, CallError, CallId, CallOutcome, Target};
@@ -43,58 +43,15 @@ use std::task::{Context, Poll, Waker};
 
 /// Batches of more bytes go on the second lane.
 const BULK_BYTES: usize = 16 << 10;
-/// Requests that a lane has under way.
-const ROOM: u32 = 512;
-/// WRITEs up to so many bytes are handed to the device with the request, if it takes that many.
-const INLINE_BYTES: u32 = 256;
 /// A device needs no core of ours, except one in software; and waking up costs more than any device takes.
 const SPIN: Spin = Spin { ns: 200 * MICROSECOND, alone_ns: 20 * MICROSECOND };
 /// Lanes, by number.
 const SHORT: usize = 0;
 const BULK: usize = 1;
-/// How many queue pairs a connection has.
-pub(super) const LANES: usize = 2;
 /// How often a connection that goes away looks whether the rest of its batches has completed.
 const LAST_LOOKS: u32 = 20_000;
 /// What a server says before it closes a fenced connection.
 pub(super) const FENCED: u8 = 1;
-
-/// Queue pairs that are not connected yet.
-#[derive(Debug)]
-pub(crate) struct Offer {
-    domain: Arc<Domain>,
-    completions: Arc<CompletionQueue>,
-    mailbox: Arc<Mailbox>,
-    lanes: [QueuePair; LANES],
-}
-
-impl Offer {
-    pub(crate) fn new(domain: &Arc<Domain>, random: u64) -> Result<Self, VerbsError> {
-        let lanes = u32::try_from(LANES).unwrap_or(2);
-        let completions = CompletionQueue::new(domain.context(), lanes * ROOM + 4 * message_count())?;
-        let mailbox = Mailbox::new(domain)?;
-        let max = u32::try_from(domain.context().attr().max_qp_wr).unwrap_or(ROOM);
-        let depth = |messages: u32| Depth {
-            sends: (ROOM + messages).min(max),
-            receives: messages.max(1),
-            inline_bytes: INLINE_BYTES,
-        };
-        let psn = u32::try_from(random & 0xff_ffff).unwrap_or(0);
-        let short =
-            QueuePair::new(domain, &completions, depth(message_count()), psn, Some(Arc::clone(&mailbox)))?;
-        let bulk = QueuePair::new(domain, &completions, depth(0), psn ^ 0x55_5555, None)?;
-        Ok(Self { domain: Arc::clone(domain), completions, mailbox, lanes: [short, bulk] })
-    }
-
-    /// What the server has to know of it.
-    pub(crate) fn address(&self) -> PortAddress {
-        PortAddress::of(&self.domain, self.lanes.iter())
-    }
-}
-
-fn message_count() -> u32 {
-    u32::try_from(SLOTS).unwrap_or(8)
-}
 
 /// Who is connected to whom, and what the server said.
 #[derive(Debug)]
@@ -381,15 +338,6 @@ impl Connection {
         }
         Ok(())
     }
-}
-
-/// The server's regions by number, as it named them.
-fn far_regions(keys: &[RegionKey]) -> FarRegions {
-    let mut regions = FarRegions::default();
-    for RegionKey { region, base, key } in keys {
-        regions[usize::from(region.get())] = FarRegion { base: *base, key: *key };
-    }
-    regions
 }
 
 impl State {

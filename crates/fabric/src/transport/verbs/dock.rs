@@ -9,12 +9,13 @@
 //! 3. Its TCP connection stays with the door; when it closes, the queue pairs are ended.
 //! 4. A thread takes calls from the receive queues of all clients and hands them to the host.
 
-use super::connection::{FENCED, LANES};
+use super::connection::FENCED;
 use super::device::Domain;
 use super::error::VerbsError;
 use super::mailbox::{IS_MESSAGE, Mailbox, SLOT_BYTES, SLOTS};
 use super::memory::{DeviceMemory, MemoryRegion};
 use super::notes::{Asked, Note};
+use super::offer::LANES;
 use super::queue::{Completion, CompletionQueue, Depth, PortAddress, QueuePair, remote_access};
 use super::sys;
 use crate::addr::{RegionId, SessionId};

@@ -35,6 +35,17 @@ struct Outgoing {
     waiting: VecDeque<Vec<u8>>,
 }
 
+impl Outgoing {
+    /// The next message and a place for it. Without a place the rest waits, in order.
+    fn next(&mut self) -> Option<(usize, Vec<u8>)> {
+        if self.free.is_empty() {
+            return None;
+        }
+        let message = self.waiting.pop_front()?;
+        self.free.pop().map(|slot| (slot, message))
+    }
+}
+
 impl Mailbox {
     pub(super) fn new(domain: &Arc<Domain>) -> Result<Arc<Self>, VerbsError> {
         let bytes = 2 * SLOTS * SLOT_BYTES;
@@ -90,10 +101,7 @@ impl Mailbox {
         if !queue.holds(self) {
             return false;
         }
-        while !outgoing.waiting.is_empty() {
-            // Without a place the rest waits, in order.
-            let Some(slot) = outgoing.free.pop() else { return true };
-            let Some(message) = outgoing.waiting.pop_front() else { return true };
+        while let Some((slot, message)) = outgoing.next() {
             self.put(slot, &message);
             let mut place = Self::sge(
                 self.memory.base().as_ptr().expose_provenance() + slot * SLOT_BYTES,
@@ -111,5 +119,22 @@ impl Mailbox {
             }
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers were lost when more of them were ready than there were places.
+    #[test]
+    fn a_message_that_finds_no_place_waits_for_one() {
+        let mut outgoing = Outgoing { free: vec![SLOTS], waiting: [vec![1], vec![2]].into() };
+        assert_eq!(outgoing.next(), Some((SLOTS, vec![1])));
+        assert_eq!(outgoing.next(), None);
+        outgoing.free.push(SLOTS + 1);
+        assert_eq!(outgoing.next(), Some((SLOTS + 1, vec![2])));
+        assert_eq!(outgoing.next(), None);
+        assert_eq!(outgoing.free.len(), 0);
     }
 }

@@ -12,7 +12,7 @@
 //! | `inventory`, `error` | which devices there are; why RDMA cannot be used |
 //! | `plan`, `sender` | a batch as requests, and the requests under way with the memory they use |
 //! | `mailbox`, `notes` | short messages: calls and answers |
-//! | `connection` | the client's end of a connection; `super::tcp::client` holds them |
+//! | `offer`, `connection` | the client's end of a connection, before and after; `super::tcp::client` holds them |
 //! | `dock`, `loopback` | the server's end: who has queue pairs, and how procedures take part in the device's atomics |
 //!
 //! **Fencing** is ending the server's queue pairs: after that, its device takes nothing from the other end.
@@ -33,6 +33,7 @@ pub(crate) mod loopback;
 mod mailbox;
 mod memory;
 mod notes;
+pub(crate) mod offer;
 mod plan;
 pub(crate) mod queue;
 mod sender;
