@@ -3,7 +3,7 @@
 //! A [`Client`] can be cloned and used from anywhere. Operations run on a few threads of its own, each with an executor, an
 //! endpoint and as many tasks as operations are under way; they all share one session, and with it caches and locks. What an operation
 //! brings is a [`Pending`]: a future for any runtime, or [`Pending::wait`] for threads that block. The hop costs some
-//! microseconds; who cannot afford it uses [`Index`](crate::Index) on an executor's thread.
+//! microseconds; who cannot afford it uses [`Index`] on an executor's thread.
 //!
 //! ```
 //! use farwood_index::{AnyEngine, Client};
