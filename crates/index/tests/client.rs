@@ -150,3 +150,23 @@ fn operations_are_futures_for_any_runtime_and_end_though_the_client_is_gone() {
         assert_eq!(put.wait(), Ok(()));
     }
 }
+
+#[test]
+fn a_full_pool_is_said_and_what_is_there_stays() {
+    let cluster = farwood_memory::embedded(1, 16 << 20).expect("there is memory");
+    let client = Client::new(&cluster, 1).expect("it joins");
+    let wide = AnyEngine::named("sherman", 8, 1000).expect("it exists");
+    let index = client.create("full", &wide).wait().expect("created");
+    let mut keys = 0..1_000_000u64;
+    let full = keys.find_map(|n| index.put(n.to_be_bytes(), [1; 1000]).wait().err());
+    assert!(matches!(full, Some(IndexError::PoolFull(_))), "{full:?}");
+    let put = keys.start - 1;
+    assert!(put > 1000, "only {put} keys fitted");
+    for n in 0..put {
+        assert_eq!(index.get(n.to_be_bytes()).wait(), Ok(Some(vec![1; 1000])), "key {n}");
+    }
+    assert_eq!(index.get(put.to_be_bytes()).wait(), Ok(None), "what was refused did not happen");
+    assert_eq!(index.update_if_present(0u64.to_be_bytes(), [2; 1000]).wait(), Ok(true));
+    assert_eq!(index.delete(1u64.to_be_bytes()).wait(), Ok(true));
+    assert!(index.check().wait().is_ok());
+}
