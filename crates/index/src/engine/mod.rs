@@ -7,6 +7,7 @@
 
 mod any;
 pub mod sherman;
+pub mod sphinx;
 
 pub use any::{AnyAttached, AnyEngine, AnyIndex};
 

@@ -18,7 +18,7 @@ pub(super) mod recover;
 
 use super::{Shared, Tree};
 use crate::api::IndexError;
-use crate::shared::lock::LockWord;
+use crate::shared::lock::{LockWord, Patience};
 use crate::shared::surely;
 use farwood_fabric::clock::Nanos;
 use farwood_fabric::verb::{INLINE_BYTES, Verb};
@@ -164,28 +164,6 @@ impl Shared {
         }
         let sequence = self.pool.next_acquisition();
         LockWord { owner, sequence, flags: handle }.to_raw()
-    }
-}
-
-/// How long the same word has been in the way.
-#[derive(Default)]
-struct Patience {
-    seen: Option<(u64, Nanos)>,
-}
-
-impl Patience {
-    /// One more look; whether it is time to suspect the owner.
-    fn is_over(&mut self, word: u64, now: Nanos, limit: Nanos) -> bool {
-        match self.seen {
-            Some((before, since)) if before == word => {
-                if limit > 0 && now.saturating_sub(since) >= limit {
-                    self.seen = None;
-                    return true;
-                }
-            }
-            _ => self.seen = Some((word, now)),
-        }
-        false
     }
 }
 
