@@ -40,11 +40,13 @@
 
 mod check;
 mod config;
+pub mod filter;
 mod layout;
 mod node;
 mod read;
 mod restructure;
 mod scan;
+pub mod table;
 #[cfg(test)]
 mod tests;
 mod write;

@@ -16,7 +16,7 @@
 mod local;
 mod recover;
 
-use super::lock::LockWord;
+use super::lock::{LockWord, Patience};
 use super::surely;
 use crate::Pool;
 use crate::api::IndexError;
@@ -215,28 +215,6 @@ impl Locks {
         }
         let sequence = self.pool.next_acquisition();
         LockWord { owner, sequence, flags: handle }.to_raw()
-    }
-}
-
-/// How long the same word has been in the way.
-#[derive(Default)]
-struct Patience {
-    seen: Option<(u64, Nanos)>,
-}
-
-impl Patience {
-    /// One more look; whether it is time to suspect the owner.
-    fn is_over(&mut self, word: u64, now: Nanos, limit: Nanos) -> bool {
-        match self.seen {
-            Some((before, since)) if before == word => {
-                if limit > 0 && now.saturating_sub(since) >= limit {
-                    self.seen = None;
-                    return true;
-                }
-            }
-            _ => self.seen = Some((word, now)),
-        }
-        false
     }
 }
 
