@@ -62,11 +62,16 @@ fn many_operations_without_faults_leak_nothing_and_leave_nothing_unknown() {
     for seed in 0..trials(20) {
         for spelling in SPELLINGS {
             for trial in [bushy(seed, spelling), crowded(seed, spelling)] {
-                let report = tree(&Config::art(), &trial);
-                let operations = u64::from(trial.sessions) * u64::from(trial.tasks) * u64::from(trial.ops);
-                assert_eq!((report.operations, report.unknown, report.recovered), (operations, 0, 0));
-                assert_eq!(report.usage.leaked, [], "{trial}");
-                sum.add(&report);
+                for config in [&Config::art(), &Config::tiny()] {
+                    let report = tree(config, &trial);
+                    let operations = u64::from(trial.sessions) * u64::from(trial.tasks) * u64::from(trial.ops);
+                    assert_eq!((report.operations, report.unknown, report.recovered), (operations, 0, 0));
+                    assert_eq!(report.usage.leaked, [], "{trial}");
+                    for left in ["dead_node_left", "hash_entry_out_of_date", "hash_entry_lacking"] {
+                        assert_eq!(report.marks.get(left), None, "{config:?} {trial}");
+                    }
+                    sum.add(&report);
+                }
             }
         }
     }
@@ -85,6 +90,9 @@ fn many_operations_without_faults_leak_nothing_and_leave_nothing_unknown() {
         "frozen_leaf_met",
         "object_reused",
         "parallel_reads",
+        "hash_probe_in_vain",
+        "stale_hash_entry",
+        "hash_directory_behind",
     ]);
 }
 
@@ -94,9 +102,11 @@ fn trees_survive_every_kind_of_fault() {
     for seed in 0..trials(6) {
         for spelling in SPELLINGS {
             for base in [bushy(seed, spelling), crowded(seed, spelling)] {
-                sum.add(&tree(&Config::art(), &base.clone().with_random_faults()));
-                sum.add(&tree(&Config::art(), &base.clone().with_faults(FaultKind::Kill, 3)));
-                sum.add(&tree(&Config::art(), &base.with_faults(FaultKind::LoseCompletion, 8)));
+                for config in [&Config::art(), &Config::tiny()] {
+                    sum.add(&tree(config, &base.clone().with_random_faults()));
+                    sum.add(&tree(config, &base.clone().with_faults(FaultKind::Kill, 3)));
+                    sum.add(&tree(config, &base.clone().with_faults(FaultKind::LoseCompletion, 8)));
+                }
             }
         }
     }

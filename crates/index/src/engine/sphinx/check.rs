@@ -1,5 +1,6 @@
 //! Walks the whole tree while nobody uses it and verifies every invariant.
 
+use super::cache::node_of;
 use super::layout::{NodeRef, Step, Target};
 use super::node::prefix;
 use super::restructure::common_bytes;
@@ -7,6 +8,7 @@ use super::{Tree, corrupt};
 use crate::api::IndexError;
 use crate::shared::heap::Class;
 use farwood_fabric::{GlobalAddr, Op, marks};
+use rustc_hash::FxHashMap;
 
 /// A node on the way to where the walk is.
 struct Level {
@@ -18,6 +20,7 @@ struct Level {
     /// The step that leads to the one that is being visited.
     step: Step,
     has_keys: bool,
+    is_dead: bool,
 }
 
 impl Tree {
@@ -27,9 +30,13 @@ impl Tree {
         let mut found = Vec::new();
         let mut levels = vec![self.check_node(op, self.shared.root, None).await?];
         let mut last: Option<Vec<u8>> = None;
+        let mut nodes = FxHashMap::default();
         while let Some(level) = levels.last_mut() {
             let Some((step, target)) = level.left.pop() else {
                 found.push((self.shared.node_class(level.node.kind), level.node.addr));
+                if !level.is_dead && level.depth > 0 {
+                    nodes.insert(level.node.addr, level.hash);
+                }
                 levels.pop();
                 continue;
             };
@@ -54,7 +61,36 @@ impl Tree {
                 }
             }
         }
+        self.check_tables(op, &nodes, &mut found).await?;
         Ok(found)
+    }
+
+    /// The hash tables are sound. Sessions that died may have left entries out of date, or none for a node; others not.
+    async fn check_tables(
+        &self,
+        op: &Op,
+        nodes: &FxHashMap<GlobalAddr, u64>,
+        found: &mut Vec<(Class, GlobalAddr)>,
+    ) -> Result<(), IndexError> {
+        let Some(finder) = &self.shared.finder else { return Ok(()) };
+        let mut entries = 0;
+        for table in &finder.tables {
+            let census = table.check(op, self).await?;
+            found.extend(census.objects);
+            entries += census.entries.len();
+            let is_stale = |(hash, entry): &&(u64, u64)| {
+                node_of(*entry).and_then(|node| nodes.get(&node.addr)) != Some(hash)
+            };
+            let stale = census.entries.iter().filter(is_stale).count();
+            entries -= stale;
+            if stale > 0 || census.dead > 0 || census.strays > 0 || census.copies > 0 {
+                marks::hit("hash_entry_out_of_date");
+            }
+        }
+        if entries < nodes.len() {
+            marks::hit("hash_entry_lacking");
+        }
+        Ok(())
     }
 
     async fn check_node(&self, op: &Op, node: NodeRef, above: Option<usize>) -> Result<Level, IndexError> {
@@ -75,7 +111,7 @@ impl Tree {
         }
         let left = image.children().into_iter().rev();
         let left = left.filter_map(|(step, slot)| Some((step, slot.target()?))).collect();
-        Ok(Level { node, depth, hash, left, step: Step::End, has_keys: false })
+        Ok(Level { node, depth, hash, left, step: Step::End, has_keys: false, is_dead: image.head.is_dead })
     }
 
     /// Whether a key that was found below a node belongs there.

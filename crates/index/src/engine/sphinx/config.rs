@@ -3,6 +3,7 @@
 //!
 //! Whether there is an inner node hash table belongs to the index: all who write must keep it. The rest belongs to each compute server.
 
+use super::table;
 use crate::api::IndexError;
 
 /// Begins what the catalog keeps; changes with the layout.
@@ -61,6 +62,8 @@ pub struct Sabotage {
     pub delete_without_mark: bool,
     /// What a dead session was in the middle of is not finished before its locks are freed.
     pub forget_intents: bool,
+    /// An insert into a hash table does not look whether a subtable was split meanwhile.
+    pub resize_without_recheck: bool,
     /// A key goes where its bytes lead, whatever the prefix of the node there.
     pub skip_prefix_check: bool,
 }
@@ -70,6 +73,8 @@ pub struct Sabotage {
 pub struct Config {
     /// Bytes of the filter of each compute server.
     pub filter_bytes: u64,
+    /// Groups of buckets in a subtable of a hash table, each with 24 slots.
+    pub table_groups: u32,
     /// Techniques.
     pub switches: Switches,
     /// Mistakes.
@@ -78,7 +83,12 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { filter_bytes: 48 << 20, switches: Switches::SPHINX, sabotage: Sabotage::default() }
+        Self {
+            filter_bytes: 48 << 20,
+            table_groups: table::Config::default().groups,
+            switches: Switches::SPHINX,
+            sabotage: Sabotage::default(),
+        }
     }
 }
 
@@ -86,6 +96,11 @@ impl Config {
     /// The baseline of the paper.
     pub fn art() -> Self {
         Self { switches: Switches::ART, ..Self::default() }
+    }
+
+    /// A filter of few buckets and subtables of few entries: for trials.
+    pub fn tiny() -> Self {
+        Self { filter_bytes: MIN_FILTER_BYTES, table_groups: 2, ..Self::default() }
     }
 
     /// Refuses what does not work.
@@ -103,20 +118,28 @@ impl Config {
         Ok(())
     }
 
+    /// The settings of the hash tables.
+    pub(super) fn table(&self) -> table::Config {
+        let sabotage =
+            table::Sabotage { skip_recheck: self.sabotage.resize_without_recheck, ..Default::default() };
+        table::Config { groups: self.table_groups, sabotage }
+    }
+
     /// What the catalog keeps: all that everybody who opens the index must agree on.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = FORMAT.to_le_bytes().to_vec();
         bytes.push(u8::from(self.switches.hash_table));
+        bytes.extend(self.table_groups.to_le_bytes());
         bytes
     }
 
     /// Refuses an index that was made with other settings.
     pub(super) fn check_same(&self, kept: &[u8]) -> Result<(), IndexError> {
         let why = match Self::decode(kept) {
-            Some(theirs) if theirs.switches.hash_table == self.switches.hash_table => return Ok(()),
+            Some(theirs) if theirs.encode() == self.encode() => return Ok(()),
             Some(theirs) => format!(
-                "the index was created with hash_table={}; open it with the same",
-                theirs.switches.hash_table
+                "the index was created with hash_table={} and subtables of {} groups; open it with the same",
+                theirs.switches.hash_table, theirs.table_groups
             ),
             None => "the index is of a format that this version does not know".to_owned(),
         };
@@ -125,16 +148,16 @@ impl Config {
 
     pub(super) fn decode(kept: &[u8]) -> Option<Self> {
         let (format, rest) = kept.split_first_chunk::<4>()?;
-        let hash_table = match rest {
-            [0] => false,
-            [1] => true,
+        let (hash_table, table_groups) = match *rest {
+            [0, a, b, c, d] => (false, [a, b, c, d]),
+            [1, a, b, c, d] => (true, [a, b, c, d]),
             _ => return None,
         };
         if u32::from_le_bytes(*format) != FORMAT {
             return None;
         }
         let switches = if hash_table { Switches::SPHINX } else { Switches::ART };
-        Some(Self { switches, ..Self::default() })
+        Some(Self { switches, table_groups: u32::from_le_bytes(table_groups), ..Self::default() })
     }
 }
 
@@ -159,7 +182,7 @@ mod tests {
         let ours = Config::default();
         let less = Config { filter_bytes: 100, ..Config::default() };
         assert_eq!((ours.check_same(&ours.encode()), less.check_same(&ours.encode())), (Ok(()), Ok(())));
-        for kept in [Config::art().encode(), vec![], vec![1, 2], vec![0xff; 5]] {
+        for kept in [Config::art().encode(), vec![], vec![1, 2], vec![0xff; 9]] {
             assert!(matches!(ours.check_same(&kept), Err(IndexError::BadConfig { .. })), "{kept:?}");
         }
     }

@@ -3,8 +3,8 @@
 //! ```text
 //! slot        63     56 55     48 47                        0
 //!             [ byte 8 ] [ kind 8 ] [ packed address 48 ]        all zero: empty
-//! node head   63      62 61      56 55       40 39           0
-//!             [ state 2 ] [ kind 6 ] [ depth 16 ] [ zero 40 ]
+//! node head   63      62 61      56 55       40 39      8 7         0
+//!             [ state 2 ] [ kind 6 ] [ depth 16 ] [ zero 32 ] [ linked 8 ]
 //! leaf head   63      62 61        34 33        21 20         0
 //!             [ state 2 ] [ version 28 ] [ key bytes 13 ] [ value bytes 21 ]
 //!
@@ -56,7 +56,7 @@ pub(super) enum NodeKind {
 impl NodeKind {
     pub(super) const ALL: [Self; 4] = [Self::N4, Self::N16, Self::N48, Self::N256];
 
-    const fn of(number: u64) -> Option<Self> {
+    pub(super) const fn of(number: u64) -> Option<Self> {
         Some(match number {
             1 => Self::N4,
             2 => Self::N16,
@@ -241,8 +241,10 @@ impl Slot {
 /// The first word of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Head {
-    /// Frozen: somebody replaces the node by another. What it says stays, and counts as long as a slot leads here.
+    /// Frozen: another takes its place. As long as a slot leads here, it counts.
     pub(super) is_dead: bool,
+    /// A slot was seen to lead here. Hints count only then: the node may be one that its maker never linked.
+    pub(super) is_linked: bool,
     pub(super) kind: NodeKind,
     /// The length of the prefix that all keys below have in common.
     pub(super) depth: usize,
@@ -250,11 +252,19 @@ pub(super) struct Head {
 
 const ALIVE: u64 = 1;
 const DEAD: u64 = 2;
+/// The byte of a node's head that says dead or alive, and the one that says linked: each is written by itself.
+pub(super) const NODE_STATE_AT: usize = NODE_HEAD_AT + 7;
+pub(super) const NODE_LINKED_AT: usize = NODE_HEAD_AT;
 
 impl Head {
     pub(super) fn to_word(self) -> u64 {
         let state = if self.is_dead { DEAD } else { ALIVE };
-        state << 62 | (self.kind as u64) << 56 | (self.depth as u64) << 40
+        state << 62 | (self.kind as u64) << 56 | (self.depth as u64) << 40 | u64::from(self.is_linked)
+    }
+
+    /// The byte at [`NODE_STATE_AT`].
+    pub(super) fn state_byte(self) -> u8 {
+        self.to_word().to_le_bytes()[7]
     }
 
     /// `None` if it is no node's.
@@ -265,7 +275,8 @@ impl Head {
             _ => return None,
         };
         let depth = usize::try_from(word >> 40 & 0xffff).ok().filter(|depth| *depth <= MAX_KEY_BYTES)?;
-        Some(Self { is_dead, kind: NodeKind::of(word >> 56 & 0x3f)?, depth })
+        let is_linked = word & 0xff == 1;
+        Some(Self { is_dead, is_linked, kind: NodeKind::of(word >> 56 & 0x3f)?, depth })
     }
 }
 
@@ -364,9 +375,16 @@ mod tests {
         }
 
         #[test]
-        fn heads_keep_what_they_are_made_of(is_dead: bool, kind in 0usize..4, depth in 0..=MAX_KEY_BYTES, version in 0u32..1 << 28, value_bytes in 0..=MAX_VALUE_BYTES) {
-            let head = Head { is_dead, kind: NodeKind::ALL[kind], depth };
-            prop_assert_eq!(Head::from_word(head.to_word()), Some(head));
+        fn heads_keep_what_they_are_made_of(kind in 0usize..4, depth in 0..=MAX_KEY_BYTES, version in 0u32..1 << 28, value_bytes in 0..=MAX_VALUE_BYTES) {
+            for (is_dead, is_linked) in [(false, false), (false, true), (true, false), (true, true)] {
+                let head = Head { is_dead, is_linked, kind: NodeKind::ALL[kind], depth };
+                let mut bytes = head.to_word().to_le_bytes();
+                prop_assert_eq!(Head::from_word(u64::from_le_bytes(bytes)), Some(head));
+                bytes[NODE_STATE_AT] = Head { is_dead: true, ..head }.state_byte();
+                bytes[NODE_LINKED_AT] = 1;
+                let buried = Head { is_dead: true, is_linked: true, ..head };
+                prop_assert_eq!(Head::from_word(u64::from_le_bytes(bytes)), Some(buried));
+            }
             for state in [LeafState::Alive, LeafState::Moved, LeafState::Deleted] {
                 let head = LeafHead { state, version, key_bytes: depth, value_bytes };
                 prop_assert_eq!(LeafHead::from_word(head.to_word()), Some(head));

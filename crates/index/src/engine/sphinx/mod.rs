@@ -8,6 +8,7 @@
 //! | `read` | the way down to a leaf |
 //! | `write` | put, delete, compare-and-swap: one leaf under its lock, or one slot under its node's |
 //! | `restructure/` | nodes that split an edge, grow, shrink or go; bulk load |
+//! | `cache`, `table/`, `filter` | inner nodes found by the hash of their prefix (III-A), and what a compute server remembers of them (III-B) |
 //! | `scan` | ranges, many nodes and leaves at a time |
 //! | `check` | walks the whole tree and verifies it |
 //!
@@ -38,6 +39,7 @@
 //!   keeps it from being anything else.
 //! - Whoever turns the slot away from an object retires it.
 
+mod cache;
 mod check;
 mod config;
 pub mod filter;
@@ -60,22 +62,29 @@ use crate::shared::heap::{self, Class};
 use crate::shared::locks::{LockTable, Locks, Manner, Mistakes};
 use crate::shared::surely;
 use crate::shared::whole::Place;
-use farwood_fabric::control::{IndexId, IndexInfo, ObjectChunk};
+use cache::Finder;
+use farwood_fabric::control::{ANCHOR_BYTES, IndexId, IndexInfo, ObjectChunk};
 use farwood_fabric::{Endpoint, GlobalAddr, Op, ServerId, SessionId};
+use filter::Filter;
 use layout::{Head, LeafClass, MAX_KEY_BYTES, MAX_VALUE_BYTES, NodeKind, NodeRef};
 use node::prefix;
 use std::ops::{Bound, RangeInclusive};
 use std::sync::Arc;
+use table::Table;
 use write::Decision;
 
 /// What the engine is called with the paper's techniques, and without all of them.
 const SPHINX: &str = "sphinx";
 const ART: &str = "art";
-/// The anchor: where the root is, and what hashes are seeded with.
+/// The anchor: where the root is, what hashes are seeded with, and each server's hash table.
 const ROOT_AT: u64 = 0;
 const SEED_AT: u64 = 8;
+const TABLES_AT: u64 = 64;
+/// The most servers that the anchor has room for.
+const MAX_SERVERS: usize = ((ANCHOR_BYTES - TABLES_AT) / 8) as usize;
 /// Classes of heap objects: leaves by their size, then nodes by their kind.
 const NODE_CLASSES_FROM: u16 = 128;
+const TABLE_CLASS: u16 = 160;
 
 /// Sphinx, or with its techniques off the radix tree by itself, as an engine.
 #[derive(Clone, Debug, Default)]
@@ -103,6 +112,20 @@ impl Sphinx {
         Ok(Self { config })
     }
 
+    /// What a compute server needs to find nodes by their prefix.
+    async fn finder(&self, op: &Op, pool: &Pool, info: &IndexInfo) -> Result<Option<Finder>, IndexError> {
+        if !self.config.switches.hash_table {
+            return Ok(None);
+        }
+        let mut tables = Vec::new();
+        for server in pool.session().servers() {
+            let root = GlobalAddr::from_raw(surely::read_word(op, table_pointer(info, *server)).await?);
+            tables.push(Table::attach(pool, (info.id, TABLE_CLASS), root, self.config.table())?);
+        }
+        let filter = self.config.switches.filter.then(|| Filter::new(self.config.filter_bytes, None));
+        Ok(Some(Finder { tables, filter }))
+    }
+
     fn locks(&self, pool: &Pool, op: &Op) -> Locks {
         let bytes = op.endpoint().capabilities().lock_memory_bytes;
         let table = LockTable::in_lock_memory(pool.session().servers(), bytes, u64::MAX, false);
@@ -122,6 +145,8 @@ pub(crate) struct Shared {
     /// The node of the empty prefix, a Node256 that is never replaced.
     root: NodeRef,
     seed: u64,
+    /// How nodes are found by their prefix; `None` in `art`.
+    finder: Option<Finder>,
     /// The longest leaf that a chunk of this pool can hold.
     max_leaf_bytes: usize,
 }
@@ -191,16 +216,27 @@ impl Engine for Sphinx {
 
     async fn create(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<(), IndexError> {
         self.config.validate()?;
+        if pool.session().servers().len() > MAX_SERVERS {
+            let why = format!("a pool of more than {MAX_SERVERS} servers; this engine can use as many");
+            return Err(IndexError::BadConfig { why });
+        }
         let op = endpoint.op();
         let info = pool.create_index(&op, index, self.name(), &self.config.encode()).await?;
         let seed = endpoint.random();
         let kind = NodeKind::N256;
         let addr = pool.heap().allocate(&op, ServerId::COORDINATOR, node_class(info.id, kind)).await?;
-        let head = Head { is_dead: false, kind, depth: 0 };
+        let head = Head { is_dead: false, is_linked: true, kind, depth: 0 };
         let root = node::build(head, prefix::hash(seed, &[]), &node::Children::new());
         surely::write(&op, addr, &root).await?;
         surely::write_word(&op, info.anchor.add(ROOT_AT), addr.to_raw()).await?;
         surely::write_word(&op, info.anchor.add(SEED_AT), seed).await?;
+        if self.config.switches.hash_table {
+            for server in pool.session().servers() {
+                let class = (info.id, TABLE_CLASS);
+                let table = Table::create(&op, pool, class, *server, self.config.table()).await?;
+                surely::write_word(&op, table_pointer(&info, *server), table.to_raw()).await?;
+            }
+        }
         pool.index_ready(&op, info.id).await?;
         Ok(())
     }
@@ -212,6 +248,7 @@ impl Engine for Sphinx {
         self.config.check_same(&info.config)?;
         let addr = GlobalAddr::from_raw(surely::read_word(&op, info.anchor.add(ROOT_AT)).await?);
         let seed = surely::read_word(&op, info.anchor.add(SEED_AT)).await?;
+        let finder = self.finder(&op, pool, &info).await?;
         let chunk_bytes = pool.session().cluster().view().servers[0].chunk_bytes;
         let shared = Shared {
             pool: pool.clone(),
@@ -220,6 +257,7 @@ impl Engine for Sphinx {
             config: self.config.clone(),
             root: NodeRef { addr, kind: NodeKind::N256 },
             seed,
+            finder,
             max_leaf_bytes: max_leaf_bytes(chunk_bytes),
         };
         Ok(Attached { shared: Arc::new(shared) })
@@ -245,6 +283,14 @@ impl Engine for Sphinx {
     ) -> Result<Vec<(Class, GlobalAddr)>, IndexError> {
         self.open(attached, endpoint, 0)?.check(&endpoint.op()).await
     }
+
+    fn cache_bytes(&self, attached: &Attached) -> u64 {
+        attached.shared.finder.as_ref().map_or(0, Finder::bytes)
+    }
+}
+
+fn table_pointer(info: &IndexInfo, server: ServerId) -> GlobalAddr {
+    info.anchor.add(TABLES_AT + u64::from(server.get()) * 8)
 }
 
 /// The longest leaf that fits a chunk of so many bytes.

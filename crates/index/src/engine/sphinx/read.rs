@@ -8,6 +8,7 @@ use super::layout::{
     Slot, Step, Target,
 };
 use super::node::leaf::Leaf;
+use super::node::prefix::Prefixes;
 use super::node::{Node, direct_slot_at};
 use super::{Tree, corrupt};
 use crate::api::IndexError;
@@ -48,29 +49,49 @@ impl Way {
 }
 
 impl Tree {
-    /// The way of a key from the root.
-    pub(super) async fn way(&self, op: &Op, key: &[u8]) -> Result<Way, IndexError> {
-        self.way_from(op, key, self.shared.root, 0).await
+    /// The way of a key, from the deepest node that is found by hash, or from the root.
+    pub(super) async fn way(&self, op: &Op, key: &[u8], prefixes: &Prefixes) -> Result<Way, IndexError> {
+        self.way_above(op, key, prefixes, usize::MAX).await
     }
 
-    /// The way of a key from a node of which the depth is guessed.
-    async fn way_from(&self, op: &Op, key: &[u8], from: NodeRef, guess: usize) -> Result<Way, IndexError> {
+    /// The same, from a node that is less deep than `below`.
+    pub(super) async fn way_above(
+        &self,
+        op: &Op,
+        key: &[u8],
+        prefixes: &Prefixes,
+        below: usize,
+    ) -> Result<Way, IndexError> {
+        let jump = self.jump(op, key, prefixes, below).await?;
+        let first = match jump.stop {
+            Some(stop) => stop,
+            None => self.read_stop(op, key, self.shared.root, 0).await?,
+        };
+        let way = self.follow(op, key, first).await?;
+        self.learn(op, &jump, &way, prefixes).await?;
+        Ok(way)
+    }
+
+    /// The way of a key on from a node.
+    async fn follow(&self, op: &Op, key: &[u8], first: Stop) -> Result<Way, IndexError> {
         let mut stops: SmallVec<[Stop; 8]> = SmallVec::new();
-        let (mut node, mut guess) = (from, guess);
+        let mut stop = first;
         // Depths grow, so this ends.
         loop {
-            let stop = self.read_stop(op, key, node, guess).await?;
-            if stops.last().is_some_and(|last| last.head.depth >= stop.head.depth) {
-                return Err(corrupt(format!("the node at {} is not deeper than its parent", node.addr)));
-            }
-            guess = stop.head.depth + 1;
             stops.push(stop);
-            match stop.slot.target() {
+            let node = match stop.slot.target() {
                 Some(Target::Empty) => return Ok(Way { stops, leaf: None }),
                 Some(Target::Leaf(leaf)) => return Ok(Way { stops, leaf: Some(leaf) }),
-                Some(Target::Node(child)) => node = child,
-                None => return Err(corrupt(format!("a slot of the node at {} is none", node.addr))),
+                Some(Target::Node(child)) => child,
+                None => {
+                    return Err(corrupt(format!("a slot of the node at {} is none", stop.node.addr)));
+                }
+            };
+            let next = self.read_stop(op, key, node, stop.head.depth + 1).await?;
+            if next.head.depth <= stop.head.depth {
+                return Err(corrupt(format!("the node at {} is not deeper than its parent", node.addr)));
             }
+            stop = next;
         }
     }
 
@@ -86,7 +107,7 @@ impl Tree {
     }
 
     /// READs the head of a Node256 and, in the same round trip, the slot that counts if its depth is as guessed.
-    async fn read_slot_only(
+    pub(super) async fn read_slot_only(
         &self,
         op: &Op,
         key: &[u8],
@@ -150,7 +171,8 @@ impl Tree {
 
     /// The value of a key.
     pub(super) async fn look_up(&self, op: &Op, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
-        let Some(leaf) = self.way(op, key).await?.leaf else { return Ok(None) };
+        let prefixes = Prefixes::new(self.shared.seed, key);
+        let Some(leaf) = self.way(op, key, &prefixes).await?.leaf else { return Ok(None) };
         let leaf = self.read_leaf(op, leaf).await?;
         let is_there = leaf.key() == key && leaf.state() != LeafState::Deleted;
         Ok(is_there.then(|| leaf.value().to_vec()))

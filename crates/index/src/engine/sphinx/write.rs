@@ -4,7 +4,8 @@
 //! and had to be replaced first, it is made anew.
 
 use super::layout::{
-    LEAF_HEAD_AT, LeafClass, LeafRef, LeafState, NODE_HEAD_AT, NodeRef, Slot, Step, leaf_bytes,
+    Head, LEAF_HEAD_AT, LeafClass, LeafRef, LeafState, NODE_LINKED_AT, NODE_STATE_AT, NodeRef, Slot, Step,
+    leaf_bytes,
 };
 use super::node::leaf::{self, Leaf};
 use super::node::prefix::{self, Prefixes};
@@ -73,6 +74,11 @@ fn word_at(addr: GlobalAddr, at: usize, word: u64) -> Write {
     Write { addr: addr.add(at as u64), bytes: SmallVec::from_slice(&word.to_le_bytes()) }
 }
 
+/// The WRITE of a byte.
+fn byte_at(addr: GlobalAddr, at: usize, byte: u8) -> Write {
+    Write { addr: addr.add(at as u64), bytes: SmallVec::from_slice(&[byte]) }
+}
+
 impl Tree {
     /// Takes the lock of an object and reads it.
     pub(super) async fn lock(
@@ -105,9 +111,9 @@ impl Tree {
         node: NodeRef,
         image: &Node<Buf>,
     ) -> Result<(), IndexError> {
-        let mut head = image.head;
-        head.is_dead = !self.shared.config.sabotage.switch_without_invalidation;
-        self.shared.locks.finish(op, held, &[word_at(node.addr, NODE_HEAD_AT, head.to_word())]).await
+        let is_dead = !self.shared.config.sabotage.switch_without_invalidation;
+        let head = Head { is_dead, ..image.head };
+        self.shared.locks.finish(op, held, &[byte_at(node.addr, NODE_STATE_AT, head.state_byte())]).await
     }
 
     /// Turns a slot of a node from one word to another, under the node's lock.
@@ -138,7 +144,12 @@ impl Tree {
         }
         let at = found.map_or(0, |(at, _)| at);
         let children = image.count() + usize::from(from.is_empty()) - usize::from(to.is_empty());
-        self.shared.locks.finish(op, held, &[word_at(node.addr, at, to.0)]).await?;
+        let mut writes: SmallVec<[Write; 2]> = smallvec![word_at(node.addr, at, to.0)];
+        if !image.head.is_linked {
+            // Whoever linked it has not said so yet, or died before.
+            writes.push(byte_at(node.addr, NODE_LINKED_AT, 1));
+        }
+        self.shared.locks.finish(op, held, &writes).await?;
         Ok(Turned::Done { children })
     }
 
@@ -220,7 +231,7 @@ impl Tree {
         let op = self.endpoint.op();
         let change = Change { op: &op, key, prefixes: Prefixes::new(self.shared.seed, key) };
         for attempt in 0..MAX_ATTEMPTS {
-            let way = self.way(&op, key).await?;
+            let way = self.way(&op, key, &change.prefixes).await?;
             let done = match way.leaf {
                 Some(leaf) => self.change_leaf(&change, &way, leaf, decide).await?,
                 None => self.change_absent(&change, &way, decide).await?,
@@ -453,7 +464,7 @@ impl Tree {
             return Ok(());
         }
         for _ in 0..MAX_UNLINKS {
-            let way = self.way(change.op, change.key).await?;
+            let way = self.way(change.op, change.key, &change.prefixes).await?;
             if way.leaf != Some(leaf) || self.unlink(change, &way, leaf).await? {
                 return Ok(());
             }

@@ -29,7 +29,9 @@ impl Tree {
         add: Option<(Step, Slot)>,
     ) -> Result<bool, IndexError> {
         let node = way.stops[at].node;
-        let Some(parent) = at.checked_sub(1).map(|above| way.stops[above]) else { return Ok(false) };
+        let Some(parent) = at.checked_sub(1).map(|above| way.stops[above]) else {
+            return self.replace_found_by_hash(change, way.stops[at], add).await;
+        };
         let Some(parent_step) = parent.step else { return Ok(false) };
         let Some((children, room)) = self.freeze(change, way.stops[at], add).await? else { return Ok(false) };
         let slot = match room {
@@ -41,6 +43,10 @@ impl Tree {
         let turned = self.turn(change.op, parent.node, parent_step, (parent.slot, to)).await;
         match self.settle(fresh.as_slice(), turned)? {
             Turned::Done { children } => {
+                match room {
+                    Some((_, new)) => self.announce(change.op, way.stops[at].hash, new, Some(node)).await?,
+                    None => self.forget(change.op, way.stops[at].hash, node).await?,
+                }
                 self.retire(change.op, self.shared.node_class(node.kind), node.addr).await?;
                 let is_root = parent.node.addr == self.shared.root.addr;
                 if !is_root && is_too_large(parent.node.kind, children) {
@@ -57,6 +63,23 @@ impl Tree {
                 Ok(false)
             }
             Turned::Changed | Turned::Full => Ok(false),
+        }
+    }
+
+    /// The same for a node whose parent is not known, since a hash entry led to it.
+    async fn replace_found_by_hash(
+        &self,
+        change: &Change<'_>,
+        stop: Stop,
+        add: Option<(Step, Slot)>,
+    ) -> Result<bool, IndexError> {
+        if stop.node.addr == self.shared.root.addr {
+            return Ok(false);
+        }
+        let way = self.way_above(change.op, change.key, &change.prefixes, stop.head.depth).await?;
+        match way.stops.iter().position(|other| other.node == stop.node) {
+            Some(at) if at > 0 => Box::pin(self.replace(change, &way, at, add)).await,
+            _ => Ok(false),
         }
     }
 

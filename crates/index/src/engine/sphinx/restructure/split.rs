@@ -38,7 +38,7 @@ impl Tree {
         hash: u64,
         children: &Children,
     ) -> Result<(), IndexError> {
-        let bytes = build(Head { is_dead: false, kind, depth }, hash, children);
+        let bytes = build(Head { is_dead: false, is_linked: false, kind, depth }, hash, children);
         surely::write(op, fresh.addr, &bytes).await.map_err(|error| {
             self.give_back(&[fresh]);
             error.into()
@@ -76,10 +76,14 @@ impl Tree {
                 return Err(error);
             }
         };
+        if self.shared.config.sabotage.entry_before_node {
+            self.announce(change.op, hash, node, None).await?;
+        }
         let turned = self.turn(change.op, parent.node, step, (parent.slot, to_node(step, node)?)).await;
         match self.settle(&[fresh_leaf, fresh_node], turned)? {
             Turned::Done { .. } => {
                 marks::hit("edge_split");
+                self.announce(change.op, hash, node, None).await?;
                 Ok(Some(true))
             }
             Turned::Dead => self.replace(change, way, above, None).await.map(|_| None),
