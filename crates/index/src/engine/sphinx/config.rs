@@ -64,6 +64,8 @@ pub struct Sabotage {
     pub forget_intents: bool,
     /// An insert into a hash table does not look whether a subtable was split meanwhile.
     pub resize_without_recheck: bool,
+    /// Whether a subtree has keys, and which, is asked of its first child alone.
+    pub first_child_only: bool,
     /// A key goes where its bytes lead, whatever the prefix of the node there.
     pub skip_prefix_check: bool,
 }

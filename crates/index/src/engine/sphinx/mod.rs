@@ -211,7 +211,7 @@ impl Engine for Sphinx {
 
     fn value_bytes(&self) -> RangeInclusive<usize> {
         // From none to several sizes of leaves.
-        8..=100
+        8..=48
     }
 
     async fn create(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<(), IndexError> {

@@ -180,19 +180,25 @@ impl Tree {
 
     /// Some key below a node; `None` if there is none.
     pub(super) async fn some_key(&self, op: &Op, node: NodeRef) -> Result<Option<Vec<u8>>, IndexError> {
-        let mut at = node;
-        loop {
+        // Not only below its first child: that may be a node that has just lost all of its own.
+        let mut left = vec![node];
+        while let Some(at) = left.pop() {
             let image = self.read_node(op, at).await?;
-            let first = image.children().first().map(|(_, slot)| slot.target());
-            match first {
-                None | Some(Some(Target::Empty)) => return Ok(None),
-                Some(Some(Target::Leaf(leaf))) => {
-                    return Ok(Some(self.read_leaf(op, leaf).await?.key().to_vec()));
+            let mut children = image.children();
+            if self.shared.config.sabotage.first_child_only {
+                children.truncate(1);
+            }
+            for (_, slot) in children.iter().rev() {
+                match slot.target() {
+                    Some(Target::Leaf(leaf)) => {
+                        return Ok(Some(self.read_leaf(op, leaf).await?.key().to_vec()));
+                    }
+                    Some(Target::Node(child)) => left.push(child),
+                    _ => return Err(corrupt(format!("a slot of the node at {} is none", at.addr))),
                 }
-                Some(Some(Target::Node(child))) => at = child,
-                Some(None) => return Err(corrupt(format!("a slot of the node at {} is none", at.addr))),
             }
         }
+        Ok(None)
     }
 }
 
