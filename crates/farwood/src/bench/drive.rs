@@ -3,7 +3,7 @@
 //! 1. The index is created.
 //! 2. Each compute server joins the pool with a session that its threads share, and attaches to the index. Each thread opens an
 //!    endpoint and starts its tasks.
-//! 3. All tasks load the keys, each its share; all wait for each other.
+//! 3. All tasks load the keys, each its share; or the first one all of them, if the engine has a bulk load. All wait for each other.
 //! 4. All tasks warm up; all wait; then they are measured, and all wait once more.
 //! 5. Memory is counted, sessions leave, and the index is dropped.
 
@@ -419,6 +419,12 @@ impl<E: Engine> Run<E> {
     }
 
     async fn load(self: Arc<Self>, mut task: Task<E::Index>, client: u64) -> Result<Task<E::Index>, Trouble> {
+        if self.engine.has_bulk_load() {
+            if client == 0 {
+                task.bulk_load(&self.engine, self.plan.keys, |loaded| self.loading.inc(loaded)).await?;
+            }
+            return Ok(task);
+        }
         let step = usize::try_from(self.plan.all_clients()).unwrap_or(usize::MAX);
         task.load((client..self.plan.keys).step_by(step), |loaded| self.loading.inc(loaded)).await?;
         Ok(task)

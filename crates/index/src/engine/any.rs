@@ -128,6 +128,23 @@ impl Engine for AnyEngine {
         }
     }
 
+    fn has_bulk_load(&self) -> bool {
+        match self {
+            Self::Sherman(engine) => engine.has_bulk_load(),
+        }
+    }
+
+    async fn bulk_load(
+        &self,
+        index: &AnyIndex,
+        pairs: impl Iterator<Item = KeyValue>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        match (self, index) {
+            (Self::Sherman(engine), AnyIndex::Sherman(index)) => engine.bulk_load(index, pairs, fill).await,
+        }
+    }
+
     async fn recover(
         &self,
         attached: &AnyAttached,

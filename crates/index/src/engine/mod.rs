@@ -13,7 +13,7 @@ pub mod sphinx;
 pub use any::{AnyAttached, AnyEngine, AnyIndex};
 
 use crate::Pool;
-use crate::api::{IndexError, OrderedIndex};
+use crate::api::{IndexError, KeyValue, OrderedIndex};
 use crate::shared::heap::{self, Class};
 use farwood_fabric::{Endpoint, GlobalAddr, SessionId};
 use std::ops::RangeInclusive;
@@ -61,6 +61,29 @@ pub trait Engine: Clone + Send + Sync + 'static {
         endpoint: &Endpoint,
         handle: u16,
     ) -> Result<Self::Index, IndexError>;
+
+    /// Whether [`bulk_load`](Self::bulk_load) is more than a put of each pair; if not, several tasks that put are faster.
+    fn has_bulk_load(&self) -> bool {
+        false
+    }
+
+    /// Fills an empty index, to which nobody else writes meanwhile, with pairs in the order of their keys, each key once. Nodes are
+    /// filled to `fill` (above 0, up to 1) where there are such. Returns how many pairs there were.
+    fn bulk_load(
+        &self,
+        index: &Self::Index,
+        pairs: impl Iterator<Item = KeyValue>,
+        _fill: f64,
+    ) -> impl Future<Output = Result<u64, IndexError>> {
+        async move {
+            let mut count = 0;
+            for (key, value) in pairs {
+                index.put(&key, &value).await?;
+                count += 1;
+            }
+            Ok(count)
+        }
+    }
 
     /// Cleans up after a session whose lease has run out; nothing, if it has not or somebody else does.
     fn recover(

@@ -247,6 +247,19 @@ impl Engine for Sherman {
         })
     }
 
+    fn has_bulk_load(&self) -> bool {
+        true
+    }
+
+    async fn bulk_load(
+        &self,
+        index: &Tree,
+        pairs: impl Iterator<Item = KeyValue>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        index.bulk_load(pairs, fill).await
+    }
+
     async fn recover(
         &self,
         attached: &Attached,
