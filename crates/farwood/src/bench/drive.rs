@@ -4,7 +4,7 @@
 //! 2. Each compute server joins the pool with a session that its threads share, and attaches to the index. Each thread opens an
 //!    endpoint and starts its tasks.
 //! 3. All tasks load the keys, each its share; or the first one all of them, if the engine has a bulk load. All wait for each other.
-//! 4. All tasks warm up; all wait; then they are measured, and all wait once more.
+//! 4. Each compute server fills its caches, if the engine knows how. All tasks warm up; all wait; then they are measured, and all wait once more.
 //! 5. Memory is counted, sessions leave, and the index is dropped.
 
 use super::Plan;
@@ -28,7 +28,7 @@ const INDEX: &str = "farwood-bench";
 /// How often a lease is renewed while it runs.
 const HEARTBEATS_PER_LEASE: u64 = 4;
 /// How often all wait for each other in a run.
-const PHASES: u32 = 4;
+const PHASES: u32 = 5;
 /// How long a thread waits for its compute server before it looks again.
 const LOOK_EVERY_NS: Nanos = 20 * MICROSECOND;
 
@@ -302,6 +302,11 @@ impl<E: Engine> Run<E> {
         let mut tasks = tasks.collect::<Result<Vec<_>, Trouble>>()?;
         if self.plan.loads() {
             tasks = self.each(&endpoint, tasks, Self::load, (compute, thread)).await?;
+        }
+        phases.next(&endpoint).await?;
+        if thread == 0 && self.plan.loads() {
+            let index = self.engine.open(&attached, &endpoint, 0)?;
+            self.engine.warm_up(&index).await?;
         }
         phases.next(&endpoint).await?;
         let warm_up = self.plan.until(0.1, self.watch.now(&endpoint));

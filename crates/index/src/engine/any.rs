@@ -131,6 +131,7 @@ impl Engine for AnyEngine {
     fn has_bulk_load(&self) -> bool {
         match self {
             Self::Sherman(engine) => engine.has_bulk_load(),
+            Self::Sphinx(engine) => engine.has_bulk_load(),
         }
     }
 
@@ -142,6 +143,16 @@ impl Engine for AnyEngine {
     ) -> Result<u64, IndexError> {
         match (self, index) {
             (Self::Sherman(engine), AnyIndex::Sherman(index)) => engine.bulk_load(index, pairs, fill).await,
+            (Self::Sphinx(engine), AnyIndex::Sphinx(index)) => engine.bulk_load(index, pairs, fill).await,
+            _ => Err(mixed()),
+        }
+    }
+
+    async fn warm_up(&self, index: &AnyIndex) -> Result<(), IndexError> {
+        match (self, index) {
+            (Self::Sherman(engine), AnyIndex::Sherman(index)) => engine.warm_up(index).await,
+            (Self::Sphinx(engine), AnyIndex::Sphinx(index)) => engine.warm_up(index).await,
+            _ => Err(mixed()),
         }
     }
 

@@ -85,6 +85,11 @@ pub trait Engine: Clone + Send + Sync + 'static {
         }
     }
 
+    /// Fills what this compute server caches of an index that others have filled, instead of learning it operation by operation.
+    fn warm_up(&self, _index: &Self::Index) -> impl Future<Output = Result<(), IndexError>> {
+        async { Ok(()) }
+    }
+
     /// Cleans up after a session whose lease has run out; nothing, if it has not or somebody else does.
     fn recover(
         &self,

@@ -257,6 +257,28 @@ impl Tree {
         unless_fenced(Box::pin(announced).await)
     }
 
+    /// Tells the filter of all nodes that the hash tables know, while nobody writes.
+    pub(super) async fn fill_filter(&self) -> Result<(), IndexError> {
+        let Some(Finder { tables, filter: Some(filter) }) = &self.shared.finder else { return Ok(()) };
+        for table in tables {
+            let op = self.endpoint.op();
+            for (hash, _) in table.check(&op, self).await?.entries {
+                filter.insert(hash);
+            }
+        }
+        Ok(())
+    }
+
+    /// Enters a node that is marked as linked into its hash table, and into the filter.
+    pub(super) async fn enter(&self, op: &Op, hash: u64, node: NodeRef) -> Result<(), IndexError> {
+        let Some(finder) = &self.shared.finder else { return Ok(()) };
+        if let Some(filter) = &finder.filter {
+            filter.insert(hash);
+        }
+        let inserted = finder.table(&self.shared, hash).insert(op, self, hash, entry_of(hash, node)).await;
+        unless_fenced(inserted)
+    }
+
     /// Removes the hash entry of a node that is dead.
     pub(super) async fn forget(&self, op: &Op, hash: u64, node: NodeRef) -> Result<(), IndexError> {
         let Some(finder) = &self.shared.finder else { return Ok(()) };

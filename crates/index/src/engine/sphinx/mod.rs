@@ -267,6 +267,23 @@ impl Engine for Sphinx {
         Ok(Tree { shared: Arc::clone(&attached.shared), endpoint: endpoint.clone(), number: handle })
     }
 
+    fn has_bulk_load(&self) -> bool {
+        true
+    }
+
+    async fn bulk_load(
+        &self,
+        index: &Tree,
+        pairs: impl Iterator<Item = KeyValue>,
+        _fill: f64,
+    ) -> Result<u64, IndexError> {
+        index.bulk_load(pairs).await
+    }
+
+    async fn warm_up(&self, index: &Tree) -> Result<(), IndexError> {
+        index.fill_filter().await
+    }
+
     async fn recover(
         &self,
         attached: &Attached,
