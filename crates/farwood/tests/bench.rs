@@ -210,6 +210,9 @@ fn every_answer_is_checked() {
         &["--engine", "sherman", "--transport", "tcp", "--threads", "2", "--tasks", "2"],
         &["--engine", "fg+", "--transport", "local:2x64MiB", "--threads", "2"],
         &["--engine", "sherman", "--transport", "sim", "--profile", "adversary", "--threads", "6"],
+        &["--engine", "sphinx", "--transport", "local:2x64MiB", "--threads", "2", "--key-set", "email"],
+        &["--engine", "art", "--transport", "shm", "--threads", "2", "--key-set", "email"],
+        &["--engine", "sphinx", "--transport", "tcp", "--threads", "2", "--tasks", "2"],
     ] {
         let more = [
             "--keys",
@@ -357,7 +360,7 @@ fn nonsense_is_refused_in_one_clear_line() {
     for (arguments, expected) in [
         (
             &["--engine", "bplus", "--transport", "local"][..],
-            "there is no 'bplus'; there are sherman, fg+, btreemap, cells",
+            "there is no 'bplus'; there are sherman, fg+, sphinx, art, btreemap, cells",
         ),
         (&["--engine", "btreemap", "--transport", "pigeon"], "'pigeon' is not understood"),
         (&["--engine", "btreemap", "--transport", "sim"], "runs on local only"),

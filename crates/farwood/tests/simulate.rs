@@ -17,7 +17,7 @@ fn text(output: &Output) -> (String, String) {
 
 #[test]
 fn clean_trials_succeed_and_say_what_was_checked() {
-    for subject in ["cells", "records", "sherman"] {
+    for subject in ["cells", "records", "sherman", "sphinx", "art"] {
         let output = simulate(&["--subject", subject, "--trials", "10"]);
         let (stdout, stderr) = text(&output);
         assert!(output.status.success(), "{stdout}{stderr}");

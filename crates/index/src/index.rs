@@ -161,6 +161,32 @@ impl Handle {
     pub fn index(&self) -> &Index {
         &self.index
     }
+
+    /// Fills an empty index, to which nobody else writes meanwhile, with pairs in the order of their keys: see
+    /// [`Engine::bulk_load`].
+    ///
+    /// ```
+    /// # use farwood_fabric::{Executor, SessionOptions};
+    /// # use farwood_index::{AnyEngine, Index, IndexError, OrderedIndex, Pool};
+    /// # let cluster = farwood_memory::embedded(1, 64 << 20).unwrap();
+    /// # Executor::new().block_on(async {
+    /// # let pool = Pool::join(&cluster, SessionOptions::default()).await?;
+    /// # let endpoint = pool.session().endpoint()?;
+    /// let squares = Index::create(&pool, &endpoint, "squares", &AnyEngine::named("sherman", 8, 8)?).await?;
+    /// let handle = squares.handle(&endpoint)?;
+    /// let pairs = (0..1000u64).map(|n| (n.to_be_bytes().to_vec(), (n * n).to_le_bytes().to_vec()));
+    /// assert_eq!(handle.bulk_load(pairs, 0.8).await?, 1000);
+    /// assert_eq!(handle.get(&12u64.to_be_bytes()).await?, Some(144u64.to_le_bytes().to_vec()));
+    /// # Ok::<_, IndexError>(())
+    /// # }).unwrap();
+    /// ```
+    pub async fn bulk_load(
+        &self,
+        pairs: impl IntoIterator<Item = KeyValue>,
+        fill: f64,
+    ) -> Result<u64, IndexError> {
+        self.index.inner.engine.bulk_load(&self.operations, pairs.into_iter(), fill).await
+    }
 }
 
 impl Drop for Handle {

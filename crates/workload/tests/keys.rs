@@ -92,6 +92,19 @@ fn sequential_keys_are_ascending_and_padded() {
     }
 }
 
+/// Of e-mail addresses many begin with the same eight bytes, and some end before the eighth.
+#[test]
+fn sorted_numbers_are_in_the_order_of_their_keys_and_all_there() {
+    for kind in ["u64", "u64:20", "sequential", "email"] {
+        let keys = set(kind, 3);
+        let mut expected: Vec<(Vec<u8>, u64)> =
+            (0..50_000).map(|index| (keys.key(index, &mut vec![]).to_vec(), index)).collect();
+        expected.sort_unstable();
+        let expected: Vec<u64> = expected.into_iter().map(|(_, index)| index).collect();
+        assert_eq!(keys.sorted(50_000).collect::<Vec<_>>(), expected, "{kind}");
+    }
+}
+
 #[test]
 fn bad_key_sets_are_refused_with_advice() {
     for text in

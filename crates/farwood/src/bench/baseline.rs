@@ -270,3 +270,20 @@ impl OrderedIndex for NothingHandle {
         Ok(Vec::new())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_without_a_bulk_load_puts_every_pair() {
+        let map = ShardedMap::new(4);
+        let pairs = || (0..100u8).map(|n| (vec![n; 3], vec![n]));
+        farwood_fabric::Executor::new().block_on(async {
+            assert!(!map.has_bulk_load());
+            assert_eq!(map.bulk_load(&map, pairs(), 0.5).await, Ok(100));
+            let all = map.scan(Bound::Unbounded, Bound::Unbounded, usize::MAX, false).await;
+            assert_eq!(all, Ok(pairs().collect()));
+        });
+    }
+}

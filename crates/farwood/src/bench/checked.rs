@@ -3,7 +3,7 @@
 //! What the model refuses becomes an error of the operation, so that it is counted and quoted like any other.
 
 use super::verify::{Model, Scan, Violation, WriteTicket};
-use farwood_index::{IndexError, KeyValue, OrderedIndex};
+use farwood_index::{Engine, IndexError, KeyValue, OrderedIndex};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -26,6 +26,22 @@ impl<I: OrderedIndex> Checked<I> {
             model.load(key, value);
         }
         Ok(())
+    }
+
+    /// All keys that are stored before the run, in order.
+    pub(super) async fn bulk_load<E: Engine<Index = I>>(
+        &self,
+        engine: &E,
+        pairs: impl Iterator<Item = KeyValue>,
+        fill: f64,
+    ) -> Result<(), IndexError> {
+        let model = self.model.as_ref().filter(|model| !model.knows_what_was_loaded());
+        let pairs = pairs.inspect(|(key, value)| {
+            if let Some(model) = model {
+                model.load(key, value);
+            }
+        });
+        engine.bulk_load(&self.index, pairs, fill).await.map(drop)
     }
 
     /// An operation that may write `new` to `key`; `judge` tells the model what became of it.

@@ -3,8 +3,8 @@
 //! 1. The index is created.
 //! 2. Each compute server joins the pool with a session that its threads share, and attaches to the index. Each thread opens an
 //!    endpoint and starts its tasks.
-//! 3. All tasks load the keys, each its share; all wait for each other.
-//! 4. All tasks warm up; all wait; then they are measured, and all wait once more.
+//! 3. All tasks load the keys, each its share; or the first one all of them, if the engine has a bulk load. All wait for each other.
+//! 4. Each compute server fills its caches, if the engine knows how. All tasks warm up; all wait; then they are measured, and all wait once more.
 //! 5. Memory is counted, sessions leave, and the index is dropped.
 
 use super::Plan;
@@ -28,7 +28,7 @@ const INDEX: &str = "farwood-bench";
 /// How often a lease is renewed while it runs.
 const HEARTBEATS_PER_LEASE: u64 = 4;
 /// How often all wait for each other in a run.
-const PHASES: u32 = 4;
+const PHASES: u32 = 5;
 /// How long a thread waits for its compute server before it looks again.
 const LOOK_EVERY_NS: Nanos = 20 * MICROSECOND;
 
@@ -304,6 +304,11 @@ impl<E: Engine> Run<E> {
             tasks = self.each(&endpoint, tasks, Self::load, (compute, thread)).await?;
         }
         phases.next(&endpoint).await?;
+        if thread == 0 && self.plan.loads() {
+            let index = self.engine.open(&attached, &endpoint, 0)?;
+            self.engine.warm_up(&index).await?;
+        }
+        phases.next(&endpoint).await?;
         let warm_up = self.plan.until(0.1, self.watch.now(&endpoint));
         tasks = self
             .each(&endpoint, tasks, move |run, task, _| run.measure(task, warm_up, false), (compute, thread))
@@ -419,6 +424,12 @@ impl<E: Engine> Run<E> {
     }
 
     async fn load(self: Arc<Self>, mut task: Task<E::Index>, client: u64) -> Result<Task<E::Index>, Trouble> {
+        if self.engine.has_bulk_load() {
+            if client == 0 {
+                task.bulk_load(&self.engine, self.plan.keys, |loaded| self.loading.inc(loaded)).await?;
+            }
+            return Ok(task);
+        }
         let step = usize::try_from(self.plan.all_clients()).unwrap_or(usize::MAX);
         task.load((client..self.plan.keys).step_by(step), |loaded| self.loading.inc(loaded)).await?;
         Ok(task)

@@ -4,12 +4,14 @@ use super::checked::Checked;
 use super::tally::{Kind, Tally};
 use farwood_fabric::clock::{Nanos, RealClock};
 use farwood_fabric::{Endpoint, OpStats, Work};
-use farwood_index::{IndexError, OrderedIndex};
+use farwood_index::{Engine, IndexError, OrderedIndex};
 use farwood_workload::{KeySet, Operation, Stream, ValueId, Values};
 use std::ops::Bound;
 
 /// A task whose index never makes it wait lets the others run after so many operations.
 const OPS_PER_TURN: u64 = 128;
+/// How full nodes are after a bulk load (Sherman, section 5.1).
+const BULK_FILL: f64 = 0.8;
 
 /// The clock of a run: the world's, or one that all threads share.
 #[derive(Clone, Copy, Debug)]
@@ -124,6 +126,22 @@ impl<I: OrderedIndex> Task<I> {
         }
         loaded(count % OPS_PER_TURN);
         Ok(())
+    }
+
+    /// Stores the loaded value of the first `count` keys, all at once.
+    pub(super) async fn bulk_load<E: Engine<Index = I>>(
+        &self,
+        engine: &E,
+        count: u64,
+        loaded: impl Fn(u64),
+    ) -> Result<(), IndexError> {
+        let (mut key, mut value) = (Vec::new(), Vec::new());
+        let pairs = self.keys.sorted(count).map(|index| {
+            loaded(1);
+            let key = self.keys.key(index, &mut key).to_vec();
+            (key, self.values.value(ValueId { index, version: 0 }, &mut value).to_vec())
+        });
+        self.index.bulk_load(engine, pairs, BULK_FILL).await
     }
 
     /// Carries out operations until it is time to stop.

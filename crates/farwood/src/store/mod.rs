@@ -56,7 +56,7 @@ pub(crate) struct Create {
     /// The index's name
     index: String,
 
-    /// Its engine: sherman or fg+
+    /// Its engine: sphinx, for keys and values of any length; sherman; or one of their baselines, art and fg+
     #[arg(long, default_value = "sherman")]
     engine: String,
 

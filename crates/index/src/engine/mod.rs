@@ -4,14 +4,16 @@
 //! | engine | what it is |
 //! |---|---|
 //! | [`sherman`] | a B-link tree with hierarchical locks and entry-sized writes (Sherman, SIGMOD '22), and its baseline FG+ |
+//! | [`sphinx`] | a radix tree for keys of any length, its inner nodes found by hash (Sphinx, DAC '25), and its baseline ART |
 
 mod any;
 pub mod sherman;
+pub mod sphinx;
 
 pub use any::{AnyAttached, AnyEngine, AnyIndex};
 
 use crate::Pool;
-use crate::api::{IndexError, OrderedIndex};
+use crate::api::{IndexError, KeyValue, OrderedIndex};
 use crate::shared::heap::{self, Class};
 use farwood_fabric::{Endpoint, GlobalAddr, SessionId};
 use std::ops::RangeInclusive;
@@ -59,6 +61,34 @@ pub trait Engine: Clone + Send + Sync + 'static {
         endpoint: &Endpoint,
         handle: u16,
     ) -> Result<Self::Index, IndexError>;
+
+    /// Whether [`bulk_load`](Self::bulk_load) is more than a put of each pair; if not, several tasks that put are faster.
+    fn has_bulk_load(&self) -> bool {
+        false
+    }
+
+    /// Fills an empty index, to which nobody else writes meanwhile, with pairs in the order of their keys, each key once. Nodes are
+    /// filled to `fill` (above 0, up to 1) where there are such. Returns how many pairs there were.
+    fn bulk_load(
+        &self,
+        index: &Self::Index,
+        pairs: impl Iterator<Item = KeyValue>,
+        _fill: f64,
+    ) -> impl Future<Output = Result<u64, IndexError>> {
+        async move {
+            let mut count = 0;
+            for (key, value) in pairs {
+                index.put(&key, &value).await?;
+                count += 1;
+            }
+            Ok(count)
+        }
+    }
+
+    /// Fills what this compute server caches of an index that others have filled, instead of learning it operation by operation.
+    fn warm_up(&self, _index: &Self::Index) -> impl Future<Output = Result<(), IndexError>> {
+        async { Ok(()) }
+    }
 
     /// Cleans up after a session whose lease has run out; nothing, if it has not or somebody else does.
     fn recover(

@@ -23,12 +23,15 @@ use farwood_fabric::session::{Estate, RetireStamp};
 use farwood_fabric::{CallError, Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId, Session, marks};
 use rustc_hash::FxHashMap;
 use std::fmt;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Most free objects of one class and server that a session keeps for itself.
 pub const MAX_FREE: usize = 16;
 /// How many objects are claimed at a time.
 pub const CLAIM: u32 = 8;
+/// How many words of a bitmap are looked at before all of it is.
+const NEAR_WORDS: u64 = 8;
 /// From how many retired objects on `retire` tries to free some.
 const COLLECT_AT: usize = 16;
 /// How often an allocation looks for objects: others may take what a new chunk brought.
@@ -82,8 +85,9 @@ struct State {
 struct ClassPool {
     free: Vec<GlobalAddr>,
     chunks: Vec<u64>,
-    /// Where to look for free bits next.
+    /// Where to look for free bits next: in which chunk, and from which word of its bitmap on.
     cursor: usize,
+    word: u64,
 }
 
 struct Retired {
@@ -289,13 +293,30 @@ impl Heap {
         class: Class,
         chunk: u64,
     ) -> Result<bool, FabricError> {
+        let words = self.layout(class)?.bitmap_words();
+        let at = (server, class, GlobalAddr::new(server, RegionId::MAIN, chunk));
+        let from = self.state().pools.entry((server, class)).or_default().word;
+        // Bitmaps of small objects are long. Most often there is something free where something was free the last time.
+        let near = from.min(words)..(from + NEAR_WORDS).min(words);
+        if near.end < words && self.claim_in(op, at, near).await? {
+            return Ok(true);
+        }
+        self.claim_in(op, at, 0..words).await
+    }
+
+    /// Claims free bits in some words of a chunk's bitmap; true if it got some.
+    async fn claim_in(
+        &self,
+        op: &Op,
+        (server, class, chunk): (ServerId, Class, GlobalAddr),
+        words: Range<u64>,
+    ) -> Result<bool, FabricError> {
         let layout = self.layout(class)?;
-        let chunk = GlobalAddr::new(server, RegionId::MAIN, chunk);
         let bitmap = chunk.add(ObjectChunk::BITMAP_OFFSET);
-        let len = usize::try_from(layout.bitmap_words() * 8).unwrap_or(0);
-        let words = surely::read(op, bitmap, len).await?;
-        for word in 0..layout.bitmap_words() {
-            let seen = words.word(usize::try_from(word * 8).unwrap_or(0));
+        let len = usize::try_from((words.end - words.start) * 8).unwrap_or(0);
+        let read = surely::read(op, bitmap.add(words.start * 8), len).await?;
+        for word in words.clone() {
+            let seen = read.word(usize::try_from((word - words.start) * 8).unwrap_or(0));
             let wanted = lowest_bits(!seen & layout.word_mask(word), CLAIM);
             if wanted == 0 {
                 continue;
@@ -304,6 +325,7 @@ impl Heap {
                 Ok(before) if before == seen => {
                     let mut state = self.state();
                     let pool = state.pools.entry((server, class)).or_default();
+                    pool.word = word;
                     for bit in (0..64).filter(|bit| wanted >> bit & 1 == 1) {
                         let object = u32::try_from(word * 64 + bit).unwrap_or(0);
                         pool.free.push(chunk.add(layout.object_offset(object)));
@@ -340,6 +362,7 @@ impl Heap {
                 let pool = state.pools.entry((server, class)).or_default();
                 pool.chunks.push(offset);
                 pool.cursor = pool.chunks.len() - 1;
+                pool.word = 0;
                 Ok(())
             }
             _ => Err(CallError::Malformed.into()),

@@ -105,6 +105,8 @@ impl Builder<'_> {
         let entries = filling.entries.iter().map(|(key, value)| (key.as_slice(), value.as_slice()));
         self.tree.write_new(self.op, filling.addr, &plan, entries).await?;
         self.written.push(filling.addr);
+        // Where nothing makes us wait, the lease must be kept all the same.
+        self.op.endpoint().yield_now().await;
         Ok(())
     }
 
