@@ -13,7 +13,7 @@ pub use any::{AnyAttached, AnyEngine, AnyIndex};
 use crate::Pool;
 use crate::api::{IndexError, OrderedIndex};
 use crate::shared::heap::{self, Class};
-use farwood_fabric::{Endpoint, GlobalAddr, SessionId};
+use farwood_fabric::{Endpoint, GlobalAddr, SessionId, Work};
 use std::ops::RangeInclusive;
 
 /// An engine with its configuration.
@@ -74,6 +74,11 @@ pub trait Engine: Clone + Send + Sync + 'static {
         attached: &Self::Attached,
         endpoint: &Endpoint,
     ) -> impl Future<Output = Result<Vec<(Class, GlobalAddr)>, IndexError>>;
+
+    /// What one operation costs its client beside its verbs, for those who charge for it.
+    fn work(&self) -> Work {
+        Work::Operation
+    }
 
     /// How many bytes the compute server spends on it.
     fn cache_bytes(&self, _attached: &Self::Attached) -> u64 {

@@ -48,6 +48,7 @@ mod tests;
 mod write;
 
 pub use config::{Config, Sabotage, Switches};
+pub use lock::alone::{LockTaker, Locks};
 
 use crate::Pool;
 use crate::api::{IndexError, KeyValue, OrderedIndex};
@@ -190,13 +191,7 @@ impl Engine for Sherman {
     async fn create(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<(), IndexError> {
         let layouts = self.layouts()?;
         let op = endpoint.op();
-        let info = pool.create_index(&op, index, self.name(), &self.config.encode()).await?;
-        if !self.config.switches.lock_memory {
-            for server in pool.session().servers() {
-                let table = create_lock_table(&op, pool, info.id, *server).await?;
-                surely::write_word(&op, lock_table_pointer(&info, *server), table.to_raw()).await?;
-            }
-        }
+        let info = self.create_with_locks(&op, pool, index, self.name()).await?;
         let addr =
             pool.heap().allocate(&op, ServerId::COORDINATOR, node_class(info.id, &self.config)).await?;
         let plan = Plan {
@@ -216,29 +211,9 @@ impl Engine for Sherman {
     }
 
     async fn attach(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<Attached, IndexError> {
-        let layouts = self.layouts()?;
-        let op = endpoint.op();
-        let info = pool.open_index(&op, index, Some(self.name())).await?;
-        self.config.check_same(&info.config)?;
-        let locks = self.lock_table(&op, pool, &info).await?;
-        let cache = Arc::new(Cache::new(self.config.cache_bytes));
-        let flushed = Arc::downgrade(&cache);
-        pool.session().on_flush(move || {
-            if let Some(cache) = flushed.upgrade() {
-                cache.flush();
-            }
-        });
-        let shared = Shared {
-            pool: pool.clone(),
-            info,
-            config: self.config.clone(),
-            layouts,
-            locks,
-            local: LocalLocks::default(),
-            cache,
-            root: AtomicU64::new(0),
-        };
-        Ok(Attached { shared: Arc::new(shared) })
+        // Locks in main memory are as far apart as nodes are.
+        let stride = self.config.node_bytes as u64;
+        self.attach_with_locks(pool, endpoint, index, self.name(), stride).await
     }
 
     fn open(&self, attached: &Attached, endpoint: &Endpoint, handle: u16) -> Result<Tree, IndexError> {
@@ -273,8 +248,70 @@ impl Engine for Sherman {
 }
 
 impl Sherman {
+    /// Creates an index with its locks and nothing else; it is not ready yet.
+    async fn create_with_locks(
+        &self,
+        op: &Op,
+        pool: &Pool,
+        index: &str,
+        name: &str,
+    ) -> Result<IndexInfo, IndexError> {
+        let info = pool.create_index(op, index, name, &self.config.encode()).await?;
+        if !self.config.switches.lock_memory {
+            for server in pool.session().servers() {
+                let table = create_lock_table(op, pool, info.id, *server).await?;
+                surely::write_word(op, lock_table_pointer(&info, *server), table.to_raw()).await?;
+            }
+        }
+        Ok(info)
+    }
+
+    /// What a compute server has of an index, whose locks in main memory are `stride` bytes apart.
+    async fn attach_with_locks(
+        &self,
+        pool: &Pool,
+        endpoint: &Endpoint,
+        index: &str,
+        name: &str,
+        stride: u64,
+    ) -> Result<Attached, IndexError> {
+        let layouts = self.layouts()?;
+        let op = endpoint.op();
+        let info = pool.open_index(&op, index, Some(name)).await?;
+        self.config.check_same(&info.config)?;
+        let locks = self.lock_table_with(&op, pool, &info, stride).await?;
+        let cache = Arc::new(Cache::new(self.config.cache_bytes));
+        let flushed = Arc::downgrade(&cache);
+        pool.session().on_flush(move || {
+            if let Some(cache) = flushed.upgrade() {
+                cache.flush();
+            }
+        });
+        let shared = Shared {
+            pool: pool.clone(),
+            info,
+            config: self.config.clone(),
+            layouts,
+            locks,
+            local: LocalLocks::default(),
+            cache,
+            root: AtomicU64::new(0),
+        };
+        Ok(Attached { shared: Arc::new(shared) })
+    }
+
     /// The locks of a tree.
     async fn lock_table(&self, op: &Op, pool: &Pool, info: &IndexInfo) -> Result<LockTable, IndexError> {
+        self.lock_table_with(op, pool, info, self.config.node_bytes as u64).await
+    }
+
+    async fn lock_table_with(
+        &self,
+        op: &Op,
+        pool: &Pool,
+        info: &IndexInfo,
+        stride: u64,
+    ) -> Result<LockTable, IndexError> {
         let Switches { lock_memory, masked_locks, .. } = self.config.switches;
         let capabilities = op.endpoint().capabilities();
         if masked_locks && !capabilities.masked_cas {
@@ -291,7 +328,6 @@ impl Sherman {
             let raw = surely::read_word(op, lock_table_pointer(info, *server)).await?;
             bases.push(GlobalAddr::from_raw(raw));
         }
-        let stride = self.config.node_bytes as u64;
         Ok(LockTable::new(bases, chunk_bytes(pool), stride, self.config.locks, masked_locks))
     }
 }

@@ -13,6 +13,7 @@
 //!
 //! Nobody waits for a second lock while holding one: [`Tree::try_lock`] gives up.
 
+pub(super) mod alone;
 pub(super) mod local;
 pub(super) mod recover;
 
@@ -123,8 +124,13 @@ impl LockTable {
     pub(super) fn lock_of(&self, node: GlobalAddr) -> LockAt {
         // Nodes lie at regular distances: mix, so that neighbours do not share a lock for that.
         let hash = (node.offset() >> 3).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
-        let number = hash % self.count;
-        let base = self.bases[node.server().index()];
+        self.nth(node.server(), hash)
+    }
+
+    /// A server's lock of this number, of as many as there are.
+    fn nth(&self, server: ServerId, number: u64) -> LockAt {
+        let number = number % self.count;
+        let base = self.bases[server.index()];
         if !self.masked {
             return LockAt { addr: base.add(number * self.stride), lane: 0, mask: u64::MAX };
         }
@@ -199,20 +205,30 @@ impl Tree {
     pub(super) async fn lock_and_read(&self, op: &Op, node: GlobalAddr) -> Result<(Held, Buf), IndexError> {
         let at = self.shared.locks.lock_of(node);
         let bytes = self.shared.config.node_bytes;
-        let switches = self.shared.config.switches;
-        let handed = if switches.hierarchical { self.shared.local.acquire(at.key()).await } else { None };
+        let read = self.shared.config.switches.lock_and_read.then_some((node, bytes));
+        match self.acquire(op, at, read).await? {
+            (held, Some(buf)) => Ok((held, buf)),
+            (held, None) => self.read_under(op, held, node).await,
+        }
+    }
+
+    /// Takes a lock, from the queue or remotely; and brings what was read behind it, if anything.
+    async fn acquire(
+        &self,
+        op: &Op,
+        at: LockAt,
+        read: Option<(GlobalAddr, usize)>,
+    ) -> Result<(Held, Option<Buf>), IndexError> {
+        let is_hierarchical = self.shared.config.switches.hierarchical;
+        let handed = if is_hierarchical { self.shared.local.acquire(at.key()).await } else { None };
         let turn = self.turn(at);
         let (word, buf) = if let Some(word) = handed {
             marks::hit("handover");
             (word, None)
         } else {
-            self.take(op, at, switches.lock_and_read.then_some((node, bytes))).await?
+            self.take(op, at, read).await?
         };
-        let held = Held { at, word, turn };
-        match buf {
-            Some(buf) => Ok((held, buf)),
-            None => self.read_under(op, held, node).await,
-        }
+        Ok((Held { at, word, turn }, buf))
     }
 
     /// Takes the lock of a node if nobody holds it, and reads the node.
@@ -374,7 +390,9 @@ impl Tree {
     ) -> Result<(), IndexError> {
         for _ in 0..MAX_LOST {
             let mut batch = batch_of(op, at.addr.server(), writes);
-            if at.mask == u64::MAX {
+            if self.shared.config.switches.faa_release {
+                batch.push(Verb::Faa { addr: at.addr, add: word.wrapping_neg() });
+            } else if at.mask == u64::MAX {
                 batch.write_word(at.addr, 0);
             } else if self.shared.config.sabotage.plain_masked_release {
                 batch.write_inline(at.addr.add(u64::from(2 * at.lane)), &[0, 0]);
