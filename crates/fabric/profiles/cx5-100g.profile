@@ -16,7 +16,7 @@ nic.pcie_ns           = 12        # the prototype's price of a message (83 M/s),
 
 atomic.word_ns        = 400       # fitted to FG+, write-intensive, skewed (Sherman, Table 1); two PCIe transactions a word (Sherman 3.2.2), 2.5 M/s on one word
 atomic.bucket_bits    = 12        # words with the same low 12 address bits exclude each other (Sherman 3.2.2)
-atomic.on_chip_ns     = 9         # ~110 M CAS/s on the NIC's own memory (Sherman 4.3)
+atomic.on_chip_ns     = 125       # 16 units held for 20 + 125 ns each are the ~110 M CAS/s on the NIC's own memory of Sherman 4.3
 
 compute.operation_ns  = 2400      # prototype: a client operation, beside its verbs
 compute.spread        = 0.2       # prototype: +-20%, uniform; it found this too little

@@ -14,7 +14,7 @@ nic.pcie_ns           = 12        # as cx5-100g: PCIe 4.0 doubles the bytes, not
 
 atomic.word_ns        = 300       # as cx5-100g: two PCIe transactions
 atomic.bucket_bits    = 12        # as cx5-100g: not known
-atomic.on_chip_ns     = 9         # as cx5-100g: not known
+atomic.on_chip_ns     = 125       # as cx5-100g: not known
 
 compute.operation_ns  = 2400      # as cx5-100g
 compute.spread        = 0.2       # as cx5-100g

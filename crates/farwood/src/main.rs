@@ -5,11 +5,14 @@
 
 mod arena;
 mod bench;
+mod compare;
 mod devices;
 mod fleet;
 mod litmus;
+mod page;
 mod probe;
 mod report;
+mod reproduce;
 mod serve;
 mod simulate;
 mod status;
@@ -55,6 +58,10 @@ enum Command {
     Simulate(simulate::Arguments),
     /// Load an index, run a workload on it, and say what every operation cost
     Bench(Box<bench::Arguments>),
+    /// Run a paper's experiments in the simulator and set what comes out beside what the paper says
+    Reproduce(reproduce::Arguments),
+    /// Make a page from results of `bench --json`, to compare engines or versions
+    Report(compare::Arguments),
     /// Measure what verbs, batches and calls cost on a transport, beside a baseline in the same run
     Probe(probe::Arguments),
     /// Test what a transport really does about atomicity and order, beside what is promised
@@ -78,6 +85,8 @@ fn main() -> ExitCode {
         Command::List(place) => store::list(&place),
         Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Reproduce(arguments) => reproduce::run(&arguments),
+        Command::Report(arguments) => compare::run(&arguments),
         Command::Probe(arguments) => probe::run(&arguments),
         Command::Litmus(arguments) => litmus::run(&arguments),
     };

@@ -134,6 +134,7 @@ fn every_technique_can_be_left_out() {
         with_switches(|s| s.two_level_versions = false),
         with_switches(|s| s.lock_and_read = false),
         with_switches(|s| s.masked_locks = true),
+        with_switches(|s| s.faa_release = true),
     ];
     for seed in 0..trials(8) {
         for config in &configs {

@@ -5,7 +5,7 @@ use farwood_fabric::region::PoolId;
 use farwood_fabric::server::ServerLogic;
 use farwood_fabric::transport::local::LocalCluster;
 use farwood_fabric::{Cluster, Endpoint, Executor, ServerId, SessionOptions};
-use farwood_index::engine::sherman::{Attached, Config, Sherman, Tree};
+use farwood_index::engine::sherman::{Attached, Config, LocksAlone, Sherman, Switches, Tree};
 use farwood_index::{Engine, IndexError, OrderedIndex, Pool};
 use farwood_memory::{MemoryServer, ServerConfig};
 use farwood_sim::check::leaks;
@@ -354,6 +354,38 @@ fn threads_of_two_sessions_keep_what_they_write() {
         let expected: u64 = (0..THREADS).map(counts_of).sum();
         assert_eq!(counted, expected, "no addition was lost");
     });
+}
+
+/// The locks alone: what they cost, that they are free afterwards, and that nothing else can be done with them.
+#[test]
+fn locks_are_taken_and_given_back() {
+    let none = Switches::FG_PLUS;
+    for (switches, atomics, writes) in [
+        (Switches::SHERMAN, 1, 1),
+        (none, 1, 1),
+        (Switches { lock_memory: true, ..none }, 1, 1),
+        (Switches { faa_release: true, ..none }, 2, 0),
+        (Switches { masked_locks: true, ..Switches::SHERMAN }, 2, 0),
+    ] {
+        Executor::new().block_on(async {
+            let pool = Pool::join(&cluster(4, 1 << 20), SessionOptions::default()).await.expect("joined");
+            let endpoint = pool.session().endpoint().expect("an endpoint");
+            let mut engine = LocksAlone::default();
+            engine.config.switches = switches;
+            engine.create(&pool, &endpoint, INDEX).await.expect("created");
+            let attached = engine.attach(&pool, &endpoint, INDEX).await.expect("attached");
+            let locks = engine.open(&attached, &endpoint, 0).expect("opened");
+            let before = endpoint.totals();
+            for number in 0u64..100 {
+                locks.put(&number.to_be_bytes(), &[]).await.expect("taken and given back");
+            }
+            let cost = endpoint.totals() - before;
+            assert_eq!((cost.round_trips, cost.atomics, cost.writes), (200, 100 * atomics, 100 * writes));
+            engine.check(&attached, &endpoint).await.expect("all are free");
+            assert!(matches!(locks.get(&[0; 8]).await, Err(IndexError::BadConfig { .. })));
+            assert!(matches!(locks.put(&[0; 3], &[]).await, Err(IndexError::BadKey { .. })));
+        });
+    }
 }
 
 /// Adds one to a counter that everybody shares, by compare-and-swap.

@@ -136,8 +136,8 @@ fn run<E: Engine>(engine: &E, plan: &Plan, fleet: &Fleet) -> Result<Measured, St
         members: (0..plan.compute).map(|_| Member::<E::Attached>::default()).collect(),
         meeting: Meeting::of(plan.compute * plan.threads),
         model: plan.verify.then(|| Arc::new(model(plan))),
-        loading: bar(engine.name(), "load", if plan.loads() { plan.keys } else { 0 }),
-        running: bar(engine.name(), "run", plan.ops.unwrap_or(0)),
+        loading: plan.bar(engine.name(), "load", if plan.loads() { plan.keys } else { 0 }),
+        running: plan.bar(engine.name(), "run", plan.ops.unwrap_or(0)),
     });
     let waiting = Arc::clone(&run);
     fleet.run_one(|cluster| {
@@ -208,17 +208,6 @@ fn model(plan: &Plan) -> Model {
         let index = keys.index_of(key).filter(|index| *index < loaded)?;
         Some(values.value(ValueId { index, version: 0 }, &mut Vec::new()).to_vec())
     }))
-}
-
-/// A progress bar on a terminal, and nothing elsewhere.
-fn bar(engine: &str, phase: &'static str, steps: u64) -> ProgressBar {
-    let bar = ProgressBar::new(steps);
-    let style =
-        ProgressStyle::with_template("{prefix:>12} {msg:<5} [{bar:40}] {percent:>3}% {per_sec}, {eta} left");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.set_prefix(engine.to_owned());
-    bar.set_message(phase);
-    bar
 }
 
 /// Why a thread has no result.
@@ -396,7 +385,7 @@ impl<E: Engine> Run<E> {
             ..StreamOptions::new(plan.keys)
         };
         let stream = Stream::new(&plan.workload, &options).map_err(|error| error.to_string())?;
-        let meter = Meter::new(&endpoint, self.watch, plan.tasks == 1);
+        let meter = Meter::new(&endpoint, self.watch, plan.tasks == 1, self.engine.work());
         let index = Checked::new(index, self.model.clone());
         Ok(Task::new(index, stream, plan.key_set(), plan.values, meter))
     }
@@ -479,6 +468,21 @@ impl<E: Engine> Run<E> {
 }
 
 impl Plan {
+    /// A progress bar on a terminal, and nothing elsewhere.
+    fn bar(&self, engine: &str, phase: &'static str, steps: u64) -> ProgressBar {
+        if !self.shows_progress {
+            return ProgressBar::hidden();
+        }
+        let bar = ProgressBar::new(steps);
+        let style = ProgressStyle::with_template(
+            "{prefix:>12} {msg:<5} [{bar:40}] {percent:>3}% {per_sec}, {eta} left",
+        );
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_prefix(engine.to_owned());
+        bar.set_message(phase);
+        bar
+    }
+
     /// Whether keys are stored before the run.
     pub(super) fn loads(&self) -> bool {
         self.workload.start() == Start::Loaded

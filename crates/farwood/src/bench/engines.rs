@@ -3,7 +3,7 @@
 use super::baseline::{Nothing, ShardedMap};
 use crate::fleet::Transport;
 use crate::units::Size;
-use farwood_index::engine::sherman::{Config, Sherman, Switches};
+use farwood_index::engine::sherman::{Config, LocksAlone, Sherman, Switches};
 use farwood_index::engine::sphinx::{self, Sphinx};
 use farwood_sim::reference::Bugs;
 use farwood_sim::reference::cells::Cells;
@@ -19,6 +19,7 @@ pub(super) enum Choice {
     Records(Records),
     Sherman(Sherman),
     Sphinx(Sphinx),
+    Locks(LocksAlone),
 }
 
 /// What an engine is to hold.
@@ -33,9 +34,10 @@ pub(super) struct Load {
 }
 
 /// Names, and what they are.
-pub(super) const ENGINES: [(&str, &str); 8] = [
+pub(super) const ENGINES: [(&str, &str); 9] = [
     ("sherman", "a B-link tree with hierarchical locks and entry-sized writes (Sherman, SIGMOD '22)"),
     ("fg+", "the same tree with none of the paper's techniques: the paper's baseline"),
+    ("locks", "Sherman's locks alone, on one server: a put takes and gives back the lock of that number"),
     (
         "sphinx",
         "a radix tree for keys and values of any length, its inner nodes found by hash (Sphinx, DAC '25)",
@@ -63,6 +65,7 @@ impl Choice {
             "cells" => Self::Cells(Cells { keys: capacity, bugs: Bugs::default() }),
             "records" => Self::Records(Records { keys: capacity, bugs: Bugs::default() }),
             "sherman" => Self::Sherman(sherman(name, &Config::default(), load)?),
+            "locks" => Self::Locks(LocksAlone::default()),
             "fg+" => Self::Sherman(sherman(name, &Config::fg_plus(), load)?),
             "sphinx" => Self::Sphinx(Sphinx::default()),
             "art" => Self::Sphinx(Sphinx::new(sphinx::Config::art())),
@@ -86,7 +89,9 @@ impl Choice {
             (Self::BTreeMap(_), _) => {
                 return Err(format!("--set: {engine} has no switch '{switch}'; it has: shards"));
             }
-            (Self::Sherman(tree), switch) => return set_sherman(&mut tree.config, engine, switch, value),
+            (Self::Sherman(Sherman { config }) | Self::Locks(LocksAlone { config }), switch) => {
+                return set_sherman(config, engine, switch, value);
+            }
             (Self::Sphinx(tree), switch) => return set_sphinx(&mut tree.config, engine, switch, value),
             _ => return Err(format!("--set: {engine} has no switch '{switch}', nor any other")),
         }
@@ -99,8 +104,10 @@ impl Choice {
             Self::BTreeMap(_) if !matches!(transport, Transport::Local(_)) => {
                 Err("--engine: btreemap has no far memory and runs on local only".to_owned())
             }
-            Self::Cells(_) | Self::Records(_) if keys != (KeyKind::Sequential { bytes: 8 }) => {
-                Err("--engine: the keys of cells and records are numbers; add --key-set sequential"
+            Self::Cells(_) | Self::Records(_) | Self::Locks(_)
+                if keys != (KeyKind::Sequential { bytes: 8 }) =>
+            {
+                Err("--engine: the keys of cells, records and locks are numbers; add --key-set sequential"
                     .to_owned())
             }
             _ => Ok(()),
@@ -128,11 +135,15 @@ fn set_sherman(config: &mut Config, engine: &str, switch: &str, value: &str) -> 
     match switch {
         "cache_bytes" => config.cache_bytes = size()?,
         "node_bytes" => config.node_bytes = usize::try_from(size()?).map_err(|_| bad("that is too large"))?,
+        "entries" => match value.parse() {
+            Ok(entries @ 1..=65_536) => *config = config.clone().with_entries(entries),
+            _ => return Err(bad("entries of a node are a number from 1 to 65536")),
+        },
         "locks" => config.locks = value.parse().map_err(|_| bad("locks are a number"))?,
         _ => {
             let techniques = Switches::NAMES.join(", ");
             return Err(format!(
-                "--set: {engine} has no switch '{switch}'; it has: {techniques}, cache_bytes, node_bytes, locks"
+                "--set: {engine} has no switch '{switch}'; it has: {techniques}, cache_bytes, node_bytes, entries, locks"
             ));
         }
     }
@@ -167,6 +178,7 @@ macro_rules! with_engine {
             $crate::bench::engines::Choice::Records($engine) => $body,
             $crate::bench::engines::Choice::Sherman($engine) => $body,
             $crate::bench::engines::Choice::Sphinx($engine) => $body,
+            $crate::bench::engines::Choice::Locks($engine) => $body,
         }
     };
 }

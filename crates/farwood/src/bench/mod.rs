@@ -136,6 +136,8 @@ struct Plan {
     verify: bool,
     /// This process's place among several.
     joint: Option<Joint>,
+    /// Whether a terminal is to see how far it is.
+    shows_progress: bool,
 }
 
 fn option<T: std::str::FromStr<Err: std::fmt::Display>>(name: &str, text: &str) -> Result<T, String> {
@@ -160,6 +162,7 @@ impl Plan {
             seed: arguments.seed,
             verify: arguments.verify,
             joint: None,
+            shows_progress: true,
         };
         plan.check_join(arguments.join)?;
         if plan.keys == 0 {
@@ -283,21 +286,69 @@ fn switch(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// Checks the arguments; the engines by name.
+fn prepare(arguments: &Arguments) -> Result<(Plan, Vec<(String, Choice)>), String> {
+    let plan = Plan::new(arguments)?;
+    let mut choices = Vec::new();
+    for name in arguments.engine.split(',') {
+        let choice = Choice::new(name, plan.load(), &plan.set)?;
+        choice.check(&plan.transport, plan.key_kind)?;
+        choices.push((name.to_owned(), choice));
+    }
+    Ok((plan, choices))
+}
+
+/// A run that another command asks for, in the words that a user would.
+#[derive(Debug)]
+pub(crate) struct Order {
+    arguments: Arguments,
+    plan: Plan,
+    engine: (String, Choice),
+}
+
+impl Order {
+    /// Checks the words: the arguments of `farwood bench`, for one engine.
+    pub(crate) fn parse(words: &[String]) -> Result<Self, String> {
+        #[derive(clap::Parser)]
+        #[command(no_binary_name = true)]
+        struct Line {
+            #[command(flatten)]
+            arguments: Arguments,
+        }
+        let line = <Line as clap::Parser>::try_parse_from(words).map_err(|error| error.to_string())?;
+        let (mut plan, choices) = prepare(&line.arguments)?;
+        plan.shows_progress = false;
+        match <[_; 1]>::try_from(choices) {
+            Ok([engine]) => Ok(Self { arguments: line.arguments, plan, engine }),
+            Err(_) => Err("--engine: one at a time".to_owned()),
+        }
+    }
+
+    /// How many operations are under way at a time, how many keys are loaded, and how long it runs, if it is told so.
+    pub(crate) fn size(&self) -> (u64, u64, f64) {
+        (self.plan.clients(), self.plan.keys, self.plan.seconds.unwrap_or(0.0))
+    }
+
+    /// Carries it out; the result as `farwood bench --json` writes it.
+    pub(crate) fn carry_out(&self) -> Result<serde_json::Value, String> {
+        let (name, choice) = &self.engine;
+        let run = run_engine(&self.arguments, &self.plan, name, choice)?;
+        let run = run.ok_or("the result is with another process")?;
+        if let Some(error) = run.first_error.as_ref().filter(|_| run.errors > 0) {
+            return Err(format!("{} operations failed, the first: {error}", run.errors));
+        }
+        serde_json::to_value(run).map_err(|error| error.to_string())
+    }
+}
+
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     if arguments.list {
         return list();
     }
-    let plan = Plan::new(arguments)?;
-    let engines: Vec<&str> = arguments.engine.split(',').collect();
-    let mut choices = Vec::new();
-    for name in &engines {
-        let choice = Choice::new(name, plan.load(), &plan.set)?;
-        choice.check(&plan.transport, plan.key_kind)?;
-        choices.push(choice);
-    }
+    let (plan, choices) = prepare(arguments)?;
     let json = JsonFile::open(arguments.json.as_deref())?;
     let mut runs = Vec::new();
-    for (name, choice) in engines.iter().zip(&choices) {
+    for (name, choice) in &choices {
         runs.extend(run_engine(arguments, &plan, name, choice)?);
     }
     if runs.is_empty() {
@@ -367,7 +418,8 @@ fn run_engine(
         answers_constrained: measured.checked.map_or(0, |(_, constrained)| constrained),
         compute_cache_bytes: measured.cache_bytes,
         memory_bytes: measured.memory_bytes,
-        kinds: result::kinds(&measured.tally),
+        kinds: result::kinds(&measured.tally, elapsed_s),
+        all: result::KindResult::new(&measured.tally.all(), elapsed_s),
         wall: Wall { seconds: clock.now() as f64 / 1e9 },
     }))
 }

@@ -3,7 +3,7 @@
 use super::tally::{Kind, KindTally, Tally};
 use crate::report::{Table, Wall};
 use crate::units::{count, time};
-use farwood_workload::Summary;
+use farwood_workload::{Distribution, Summary};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -41,6 +41,8 @@ pub(super) struct Run {
     pub(super) compute_cache_bytes: u64,
     pub(super) memory_bytes: u64,
     pub(super) kinds: BTreeMap<&'static str, KindResult>,
+    /// All kinds together.
+    pub(super) all: KindResult,
     pub(super) wall: Wall,
 }
 
@@ -48,6 +50,7 @@ pub(super) struct Run {
 #[derive(Serialize, Debug)]
 pub(super) struct KindResult {
     count: u64,
+    throughput_ops_s: f64,
     latency_us: Latency,
     round_trips: RoundTrips,
     reads: f64,
@@ -57,6 +60,9 @@ pub(super) struct KindResult {
     bytes_read: f64,
     bytes_written: f64,
     retries: f64,
+    /// The shares of operations that wrote at most so many bytes, and that began something anew at most so often.
+    bytes_written_within: Within,
+    retries_within: Within,
 }
 
 #[derive(Serialize, Debug)]
@@ -75,16 +81,36 @@ struct RoundTrips {
     p50: u64,
     p99: u64,
     max: u64,
+    within: Within,
+}
+
+/// The share of operations that stayed within a number: every number up to 16, then powers of two, up to the largest that
+/// occurred, and to 4096 at least, so that results can be compared.
+type Within = BTreeMap<u64, f64>;
+
+fn within(distribution: &Distribution) -> Within {
+    let all = distribution.count().max(1) as f64;
+    let most = distribution.summary().max;
+    let (mut buckets, mut so_far) = (distribution.buckets().peekable(), 0);
+    let mut share = |limit: u64| {
+        while let Some((_, times)) = buckets.next_if(|(value, _)| *value <= limit) {
+            so_far += times;
+        }
+        (limit, so_far as f64 / all)
+    };
+    let powers = (5..63).map(|bits| 1u64 << bits).take_while(|limit| *limit / 2 < most.max(4096));
+    (0..=16).chain(powers).map(&mut share).collect()
 }
 
 impl KindResult {
-    fn new(tally: &KindTally) -> Self {
+    pub(super) fn new(tally: &KindTally, elapsed_s: f64) -> Self {
         let latency: Summary = tally.latency_ns.summary();
         let trips = tally.round_trips.summary();
         let mean = |sum: u64| if latency.count == 0 { 0.0 } else { sum as f64 / latency.count as f64 };
         let us = |ns: u64| ns as f64 / 1e3;
         Self {
             count: latency.count,
+            throughput_ops_s: latency.count as f64 / elapsed_s.max(1e-9),
             latency_us: Latency {
                 p50: us(latency.p50),
                 p90: us(latency.p90),
@@ -93,7 +119,13 @@ impl KindResult {
                 max: us(latency.max),
                 mean: latency.mean / 1e3,
             },
-            round_trips: RoundTrips { mean: trips.mean, p50: trips.p50, p99: trips.p99, max: trips.max },
+            round_trips: RoundTrips {
+                mean: trips.mean,
+                p50: trips.p50,
+                p99: trips.p99,
+                max: trips.max,
+                within: within(&tally.round_trips),
+            },
             reads: mean(tally.cost.reads),
             writes: mean(tally.cost.writes),
             atomics: mean(tally.cost.atomics),
@@ -101,13 +133,17 @@ impl KindResult {
             bytes_read: mean(tally.cost.bytes_read),
             bytes_written: mean(tally.cost.bytes_written),
             retries: mean(tally.cost.retries),
+            bytes_written_within: within(&tally.bytes_written),
+            retries_within: within(&tally.retries),
         }
     }
 }
 
 /// All kinds, those that did not occur too, so that every result has the same fields.
-pub(super) fn kinds(tally: &Tally) -> BTreeMap<&'static str, KindResult> {
-    Kind::ALL.iter().map(|kind| (kind.name(), KindResult::new(tally.kind(*kind)))).collect()
+pub(super) fn kinds(tally: &Tally, elapsed_s: f64) -> BTreeMap<&'static str, KindResult> {
+    let none = KindTally::new();
+    let result = |kind: &Kind| (kind.name(), KindResult::new(tally.kind(*kind).unwrap_or(&none), elapsed_s));
+    Kind::ALL.iter().map(result).collect()
 }
 
 /// Prints runs side by side.
@@ -157,7 +193,7 @@ pub(super) fn print(runs: &[Run], out: &mut impl Write) -> io::Result<()> {
                 std::mem::take(&mut engine),
                 kind.name().to_owned(),
                 result.count.to_string(),
-                count(result.count as f64 / run.elapsed_s.max(1e-9)),
+                count(result.throughput_ops_s),
                 us(result.latency_us.p50),
                 us(result.latency_us.p90),
                 us(result.latency_us.p99),
@@ -195,4 +231,23 @@ pub(super) fn print(runs: &[Run], out: &mut impl Write) -> io::Result<()> {
         )?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_add_up_and_end_at_all() {
+        let mut distribution = Distribution::new();
+        for (value, times) in [(2, 3), (3, 93), (11, 3), (5000, 1)] {
+            distribution.record_many(value, times);
+        }
+        let within = within(&distribution);
+        let share = |limit: u64| within[&limit];
+        assert_eq!((share(1), share(2), share(3), share(10), share(16)), (0.0, 0.03, 0.96, 0.96, 0.99));
+        assert_eq!((share(4096), share(8192)), (0.99, 1.0));
+        assert_eq!(within.last_key_value(), Some((&8192, &1.0)), "nothing beyond the largest");
+        assert_eq!(super::within(&Distribution::new()).last_key_value(), Some((&4096, &0.0)));
+    }
 }

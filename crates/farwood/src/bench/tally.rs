@@ -34,12 +34,37 @@ impl Kind {
 pub(crate) struct KindTally {
     pub(crate) latency_ns: Distribution,
     pub(crate) round_trips: Distribution,
+    pub(crate) retries: Distribution,
+    pub(crate) bytes_written: Distribution,
     pub(crate) cost: OpStats,
 }
 
 impl KindTally {
-    fn new() -> Self {
-        Self { latency_ns: Distribution::new(), round_trips: Distribution::new(), cost: OpStats::default() }
+    pub(crate) fn new() -> Self {
+        Self {
+            latency_ns: Distribution::new(),
+            round_trips: Distribution::new(),
+            retries: Distribution::new(),
+            bytes_written: Distribution::new(),
+            cost: OpStats::default(),
+        }
+    }
+
+    #[inline]
+    fn record(&mut self, latency_ns: Nanos, cost: OpStats) {
+        self.latency_ns.record(latency_ns);
+        self.round_trips.record(cost.round_trips);
+        self.retries.record(cost.retries);
+        self.bytes_written.record(cost.bytes_written);
+        self.cost += cost;
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.latency_ns.merge(&other.latency_ns);
+        self.round_trips.merge(&other.round_trips);
+        self.retries.merge(&other.retries);
+        self.bytes_written.merge(&other.bytes_written);
+        self.cost += other.cost;
     }
 }
 
@@ -55,8 +80,11 @@ pub(crate) struct TallyText {
 
 #[derive(Serialize, Deserialize, Debug)]
 struct KindText {
+    kind: usize,
     latency_ns: DistributionText,
     round_trips: DistributionText,
+    retries: DistributionText,
+    bytes_written: DistributionText,
     cost: [u64; 8],
 }
 
@@ -72,8 +100,9 @@ struct DistributionText {
 /// What a task, or several, did.
 #[derive(Clone, Debug)]
 pub(crate) struct Tally {
-    kinds: [KindTally; 5],
-    /// Operations of the workload that ended well.
+    /// Those that occurred; distributions are large.
+    kinds: [Option<Box<KindTally>>; 5],
+    /// Operations of the workload that ended well, and in time.
     pub(crate) ops: u64,
     /// Operations that ended in an error, or whose outcome is unknown.
     pub(crate) errors: u64,
@@ -87,7 +116,7 @@ pub(crate) struct Tally {
 impl Tally {
     pub(crate) fn new() -> Self {
         Self {
-            kinds: Kind::ALL.map(|_| KindTally::new()),
+            kinds: Kind::ALL.map(|_| None),
             ops: 0,
             errors: 0,
             first_error: None,
@@ -98,10 +127,11 @@ impl Tally {
 
     #[inline]
     pub(crate) fn record(&mut self, kind: Kind, latency_ns: Nanos, cost: OpStats) {
-        let tally = &mut self.kinds[kind as usize];
-        tally.latency_ns.record(latency_ns);
-        tally.round_trips.record(cost.round_trips);
-        tally.cost += cost;
+        self.kind_mut(kind as usize).record(latency_ns, cost);
+    }
+
+    fn kind_mut(&mut self, kind: usize) -> &mut KindTally {
+        self.kinds[kind].get_or_insert_with(|| Box::new(KindTally::new()))
     }
 
     pub(crate) fn fail(&mut self, why: impl FnOnce() -> String) {
@@ -109,15 +139,23 @@ impl Tally {
         self.first_error.get_or_insert_with(why);
     }
 
-    pub(crate) fn kind(&self, kind: Kind) -> &KindTally {
-        &self.kinds[kind as usize]
+    /// The operations of a kind, if there were any.
+    pub(crate) fn kind(&self, kind: Kind) -> Option<&KindTally> {
+        self.kinds[kind as usize].as_deref()
+    }
+
+    /// The operations of all kinds together.
+    pub(crate) fn all(&self) -> KindTally {
+        let mut all = KindTally::new();
+        self.kinds.iter().flatten().for_each(|kind| all.merge(kind));
+        all
     }
 
     pub(crate) fn merge(&mut self, other: &Self) {
-        for (ours, theirs) in self.kinds.iter_mut().zip(&other.kinds) {
-            ours.latency_ns.merge(&theirs.latency_ns);
-            ours.round_trips.merge(&theirs.round_trips);
-            ours.cost += theirs.cost;
+        for (n, theirs) in other.kinds.iter().enumerate() {
+            if let Some(theirs) = theirs {
+                self.kind_mut(n).merge(theirs);
+            }
         }
         self.ops += other.ops;
         self.errors += other.errors;
@@ -134,17 +172,26 @@ impl Tally {
             let Exported { buckets, sum, min, max } = from.export();
             DistributionText { buckets, sum: sum.to_string(), min, max }
         };
-        let kind = |tally: &KindTally| {
+        let kind = |(kind, tally): (usize, &KindTally)| {
             let OpStats { round_trips, reads, writes, atomics, calls, bytes_read, bytes_written, retries } =
                 tally.cost;
             KindText {
+                kind,
                 latency_ns: distribution(&tally.latency_ns),
                 round_trips: distribution(&tally.round_trips),
+                retries: distribution(&tally.retries),
+                bytes_written: distribution(&tally.bytes_written),
                 cost: [round_trips, reads, writes, atomics, calls, bytes_read, bytes_written, retries],
             }
         };
         TallyText {
-            kinds: self.kinds.iter().map(kind).collect(),
+            kinds: self
+                .kinds
+                .iter()
+                .enumerate()
+                .filter_map(|(n, tally)| Some((n, tally.as_deref()?)))
+                .map(kind)
+                .collect(),
             ops: self.ops,
             errors: self.errors,
             first_error: self.first_error.clone(),
@@ -158,9 +205,12 @@ impl Tally {
             let DistributionText { buckets, sum, min, max } = from.clone();
             to.import(&Exported { buckets, sum: sum.parse().unwrap_or(0), min, max });
         };
-        for (ours, theirs) in self.kinds.iter_mut().zip(&text.kinds) {
+        for theirs in text.kinds.iter().filter(|theirs| theirs.kind < Kind::ALL.len()) {
+            let ours = self.kind_mut(theirs.kind);
             add(&mut ours.latency_ns, &theirs.latency_ns);
             add(&mut ours.round_trips, &theirs.round_trips);
+            add(&mut ours.retries, &theirs.retries);
+            add(&mut ours.bytes_written, &theirs.bytes_written);
             let [round_trips, reads, writes, atomics, calls, bytes_read, bytes_written, retries] =
                 theirs.cost;
             ours.cost +=
@@ -196,9 +246,12 @@ mod tests {
         a.merge(&b);
         assert_eq!((a.ops, a.errors, a.elapsed_ns()), (3, 2, 25));
         assert_eq!(a.first_error.as_deref(), Some("lost"));
-        let get = a.kind(Kind::Get);
+        let get = a.kind(Kind::Get).unwrap();
         assert_eq!((get.latency_ns.count(), get.cost.reads, get.round_trips.summary().max), (2, 8, 3));
-        assert_eq!((a.kind(Kind::Scan).latency_ns.count(), a.kind(Kind::Put).latency_ns.count()), (1, 0));
+        assert_eq!(a.kind(Kind::Scan).unwrap().latency_ns.count(), 1);
+        assert!(a.kind(Kind::Put).is_none());
+        let all = a.all();
+        assert_eq!((all.latency_ns.count(), all.latency_ns.summary().max, all.cost.round_trips), (3, 40, 6));
     }
 
     #[test]
@@ -211,7 +264,8 @@ mod tests {
         let text = serde_json::to_string(&b.export()).unwrap();
         a.import(&serde_json::from_str(&text).unwrap());
         assert_eq!((a.ops, a.errors, a.elapsed_ns(), a.first_error.as_deref()), (6, 1, 90, Some("lost")));
-        let put = a.kind(Kind::Put);
+        let put = a.kind(Kind::Put).unwrap();
+        assert_eq!((put.retries.summary().max, put.bytes_written.count()), (1, 2));
         assert_eq!((put.latency_ns.summary().max, put.latency_ns.count()), (5_000_000, 2));
         assert_eq!((put.cost.round_trips, put.cost.retries, put.cost.bytes_read), (11, 1, 64));
     }

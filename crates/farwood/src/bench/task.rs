@@ -38,16 +38,18 @@ pub(super) struct Meter {
     watch: Watch,
     /// Whether this is the only task of its thread: then one look at the clock ends an operation and begins the next.
     alone: bool,
+    /// What each operation costs beside its verbs.
+    work: Work,
     now: Nanos,
     before: OpStats,
     tally: Tally,
 }
 
 impl Meter {
-    pub(super) fn new(endpoint: &Endpoint, watch: Watch, alone: bool) -> Self {
+    pub(super) fn new(endpoint: &Endpoint, watch: Watch, alone: bool, work: Work) -> Self {
         let endpoint = endpoint.clone();
         let (now, before) = (watch.now(&endpoint), endpoint.totals());
-        Self { endpoint, watch, alone, now, before, tally: Tally::new() }
+        Self { endpoint, watch, alone, work, now, before, tally: Tally::new() }
     }
 
     /// Forgets what was measured so far: it was for warming up.
@@ -69,7 +71,7 @@ impl Meter {
             self.now = self.watch.now(&self.endpoint);
         }
         let began = self.now;
-        self.endpoint.charge(Work::Operation).await;
+        self.endpoint.charge(self.work).await;
         let result = operation.await;
         self.now = self.watch.now(&self.endpoint);
         let totals = self.endpoint.totals();
@@ -150,7 +152,8 @@ impl<I: OrderedIndex> Task<I> {
         while count < until.ops && self.meter.now < until.at {
             let Some(operation) = self.stream.next() else { break };
             match self.perform(operation).await {
-                Ok(()) => self.meter.tally.ops += 1,
+                // What ends later is part of the latencies, not of the throughput.
+                Ok(()) => self.meter.tally.ops += u64::from(self.meter.now <= until.at),
                 Err(error) => {
                     self.meter.tally.fail(|| format!("{operation:?}: {error}"));
                     // Nothing that this task begins can succeed any more.
@@ -169,7 +172,7 @@ impl<I: OrderedIndex> Task<I> {
             }
         }
         done(count % OPS_PER_TURN);
-        self.meter.tally.ended = self.meter.now;
+        self.meter.tally.ended = self.meter.now.min(until.at);
     }
 
     #[inline]

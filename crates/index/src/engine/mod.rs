@@ -15,7 +15,7 @@ pub use any::{AnyAttached, AnyEngine, AnyIndex};
 use crate::Pool;
 use crate::api::{IndexError, KeyValue, OrderedIndex};
 use crate::shared::heap::{self, Class};
-use farwood_fabric::{Endpoint, GlobalAddr, SessionId};
+use farwood_fabric::{Endpoint, GlobalAddr, SessionId, Work};
 use std::ops::RangeInclusive;
 
 /// An engine with its configuration.
@@ -104,6 +104,11 @@ pub trait Engine: Clone + Send + Sync + 'static {
         attached: &Self::Attached,
         endpoint: &Endpoint,
     ) -> impl Future<Output = Result<Vec<(Class, GlobalAddr)>, IndexError>>;
+
+    /// What one operation costs its client beside its verbs, for those who charge for it.
+    fn work(&self) -> Work {
+        Work::Operation
+    }
 
     /// How many bytes the compute server spends on it.
     fn cache_bytes(&self, _attached: &Self::Attached) -> u64 {

@@ -28,7 +28,7 @@ impl<'a> Scan<'a> {
             return Err(Violation::TooMany { pairs: pairs.len(), limit: self.limit });
         }
         let keys = || pairs.iter().map(|(key, _)| key.as_ref());
-        if let Some(key) = keys().find(|key| !(self.start, self.end).contains(*key)) {
+        if let Some(key) = keys().find(|key| !RangeBounds::<[u8]>::contains(&(self.start, self.end), *key)) {
             return Err(Violation::OutOfBounds { key: key.to_vec() });
         }
         for (after, key) in keys().zip(keys().skip(1)) {

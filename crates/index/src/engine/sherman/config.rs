@@ -36,6 +36,8 @@ pub struct Switches {
     pub lock_and_read: bool,
     /// The paper's 16-bit locks, four in a word, taken and released by masked CAS. Needs `hierarchical`.
     pub masked_locks: bool,
+    /// Locks are given back by an FAA, as in the original FG (3.1.1), not by a WRITE.
+    pub faa_release: bool,
     /// The paper's bare 4-bit versions instead of checksums. Wrong where words land in any order, and only good to show that.
     pub bare_versions: bool,
 }
@@ -50,6 +52,7 @@ impl Switches {
         two_level_versions: true,
         lock_and_read: true,
         masked_locks: false,
+        faa_release: false,
         bare_versions: false,
     };
     /// The paper's baseline: none of its techniques.
@@ -61,11 +64,12 @@ impl Switches {
         two_level_versions: false,
         lock_and_read: false,
         masked_locks: false,
+        faa_release: false,
         bare_versions: false,
     };
 
     /// The switches by name, in the paper's order.
-    pub const NAMES: [&'static str; 8] = [
+    pub const NAMES: [&'static str; 9] = [
         "combine",
         "lock_memory",
         "hierarchical",
@@ -73,6 +77,7 @@ impl Switches {
         "two_level_versions",
         "lock_and_read",
         "masked_locks",
+        "faa_release",
         "bare_versions",
     ];
 
@@ -86,6 +91,7 @@ impl Switches {
             "two_level_versions" => &mut self.two_level_versions,
             "lock_and_read" => &mut self.lock_and_read,
             "masked_locks" => &mut self.masked_locks,
+            "faa_release" => &mut self.faa_release,
             "bare_versions" => &mut self.bare_versions,
             _ => return None,
         })
@@ -223,6 +229,9 @@ impl Config {
         if self.switches.masked_locks && !self.switches.hierarchical {
             return refuse("16-bit locks do not say which task holds them; they need hierarchical".into());
         }
+        if self.switches.masked_locks && self.switches.faa_release {
+            return refuse("16-bit locks are given back by masked CAS; faa_release needs whole words".into());
+        }
         if self.switches.handover && !self.switches.hierarchical {
             return refuse(
                 "a lock is handed over within the local queue; handover needs hierarchical".into(),
@@ -317,6 +326,10 @@ mod tests {
             Config { locks: 0, ..base() },
             Config { switches: off, ..base() },
             Config { switches: Switches { masked_locks: true, handover: false, ..off }, ..base() },
+            Config {
+                switches: Switches { masked_locks: true, faa_release: true, ..Switches::SHERMAN },
+                ..base()
+            },
             Config { key_bytes: 2048, value_bytes: 2048, ..base() }.with_entries(8),
         ] {
             assert!(matches!(config.layouts(), Err(IndexError::BadConfig { .. })), "{config:?}");

@@ -34,6 +34,7 @@
 //!   is not yet marked so; hints from a cache must not: the node may be one that its maker never linked.
 //! - A node is changed only under its lock. A node that is torn under its lock was left so by a session that died.
 
+mod alone;
 mod cache;
 mod check;
 mod config;
@@ -47,6 +48,7 @@ mod scan;
 mod tests;
 mod write;
 
+pub use alone::{LockTaker, LocksAlone};
 pub use config::{Config, Sabotage, Switches};
 
 use crate::Pool;
@@ -188,13 +190,7 @@ impl Engine for Sherman {
     async fn create(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<(), IndexError> {
         let layouts = self.layouts()?;
         let op = endpoint.op();
-        let info = pool.create_index(&op, index, self.name(), &self.config.encode()).await?;
-        if !self.config.switches.lock_memory {
-            for server in pool.session().servers() {
-                let table = create_lock_table(&op, pool, info.id, *server).await?;
-                surely::write_word(&op, lock_table_pointer(&info, *server), table.to_raw()).await?;
-            }
-        }
+        let info = self.create_with_locks(&op, pool, index, self.name()).await?;
         let addr =
             pool.heap().allocate(&op, ServerId::COORDINATOR, node_class(info.id, &self.config)).await?;
         let plan = Plan {
@@ -214,28 +210,9 @@ impl Engine for Sherman {
     }
 
     async fn attach(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<Attached, IndexError> {
-        let layouts = self.layouts()?;
-        let op = endpoint.op();
-        let info = pool.open_index(&op, index, Some(self.name())).await?;
-        self.config.check_same(&info.config)?;
-        let locks = self.locks(pool, self.lock_table(&op, pool, &info).await?);
-        let cache = Arc::new(Cache::new(self.config.cache_bytes));
-        let flushed = Arc::downgrade(&cache);
-        pool.session().on_flush(move || {
-            if let Some(cache) = flushed.upgrade() {
-                cache.flush();
-            }
-        });
-        let shared = Shared {
-            pool: pool.clone(),
-            info,
-            config: self.config.clone(),
-            layouts,
-            locks,
-            cache,
-            root: AtomicU64::new(0),
-        };
-        Ok(Attached { shared: Arc::new(shared) })
+        // Locks in main memory are as far apart as nodes are.
+        let stride = self.config.node_bytes as u64;
+        self.attach_with_locks(pool, endpoint, index, self.name(), stride).await
     }
 
     fn open(&self, attached: &Attached, endpoint: &Endpoint, handle: u16) -> Result<Tree, IndexError> {
@@ -284,7 +261,8 @@ impl Engine for Sherman {
 
 impl Sherman {
     fn locks(&self, pool: &Pool, table: LockTable) -> Locks {
-        let Switches { combine, hierarchical, handover, lock_and_read, .. } = self.config.switches;
+        let Switches { combine, hierarchical, handover, lock_and_read, faa_release, .. } =
+            self.config.switches;
         let sabotage = self.config.sabotage;
         let mistakes = Mistakes {
             unlock_before_write_back: sabotage.unlock_before_write_back,
@@ -292,11 +270,77 @@ impl Sherman {
             plain_masked_release: sabotage.plain_masked_release,
             ..Mistakes::default()
         };
-        Locks::new(pool, table, Manner { combine, hierarchical, handover, lock_and_read }, mistakes)
+        Locks::new(
+            pool,
+            table,
+            Manner { combine, hierarchical, handover, lock_and_read, faa_release },
+            mistakes,
+        )
+    }
+
+    /// Creates an index with its locks and nothing else; it is not ready yet.
+    async fn create_with_locks(
+        &self,
+        op: &Op,
+        pool: &Pool,
+        index: &str,
+        name: &str,
+    ) -> Result<IndexInfo, IndexError> {
+        let info = pool.create_index(op, index, name, &self.config.encode()).await?;
+        if !self.config.switches.lock_memory {
+            for server in pool.session().servers() {
+                let table = create_lock_table(op, pool, info.id, *server).await?;
+                surely::write_word(op, lock_table_pointer(&info, *server), table.to_raw()).await?;
+            }
+        }
+        Ok(info)
+    }
+
+    /// What a compute server has of an index, whose locks in main memory are `stride` bytes apart.
+    async fn attach_with_locks(
+        &self,
+        pool: &Pool,
+        endpoint: &Endpoint,
+        index: &str,
+        name: &str,
+        stride: u64,
+    ) -> Result<Attached, IndexError> {
+        let layouts = self.layouts()?;
+        let op = endpoint.op();
+        let info = pool.open_index(&op, index, Some(name)).await?;
+        self.config.check_same(&info.config)?;
+        let locks = self.locks(pool, self.lock_table_with(&op, pool, &info, stride).await?);
+        let cache = Arc::new(Cache::new(self.config.cache_bytes));
+        let flushed = Arc::downgrade(&cache);
+        pool.session().on_flush(move || {
+            if let Some(cache) = flushed.upgrade() {
+                cache.flush();
+            }
+        });
+        let shared = Shared {
+            pool: pool.clone(),
+            info,
+            config: self.config.clone(),
+            layouts,
+            locks,
+            cache,
+            root: AtomicU64::new(0),
+        };
+        Ok(Attached { shared: Arc::new(shared) })
     }
 
     /// Where the locks of a tree are.
     async fn lock_table(&self, op: &Op, pool: &Pool, info: &IndexInfo) -> Result<LockTable, IndexError> {
+        self.lock_table_with(op, pool, info, self.config.node_bytes as u64).await
+    }
+
+    async fn lock_table_with(
+        &self,
+        op: &Op,
+        pool: &Pool,
+        info: &IndexInfo,
+        stride: u64,
+    ) -> Result<LockTable, IndexError> {
         let Switches { lock_memory, masked_locks, .. } = self.config.switches;
         let capabilities = op.endpoint().capabilities();
         if masked_locks && !capabilities.masked_cas {
@@ -313,7 +357,6 @@ impl Sherman {
             let raw = surely::read_word(op, lock_table_pointer(info, *server)).await?;
             bases.push(GlobalAddr::from_raw(raw));
         }
-        let stride = self.config.node_bytes as u64;
         Ok(LockTable::new(bases, chunk_bytes(pool), stride, self.config.locks, masked_locks))
     }
 }

@@ -129,7 +129,13 @@ impl Sphinx {
     fn locks(&self, pool: &Pool, op: &Op) -> Locks {
         let bytes = op.endpoint().capabilities().lock_memory_bytes;
         let table = LockTable::in_lock_memory(pool.session().servers(), bytes, u64::MAX, false);
-        let manner = Manner { combine: true, hierarchical: true, handover: true, lock_and_read: true };
+        let manner = Manner {
+            combine: true,
+            hierarchical: true,
+            handover: true,
+            lock_and_read: true,
+            faa_release: false,
+        };
         let unlock_inside_payload = self.config.sabotage.unlock_inside_payload;
         Locks::new(pool, table, manner, Mistakes { unlock_inside_payload, ..Mistakes::default() })
     }

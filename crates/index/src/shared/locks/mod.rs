@@ -49,6 +49,8 @@ pub(crate) struct Manner {
     pub(crate) handover: bool,
     /// The lock is taken and the object read in one batch.
     pub(crate) lock_and_read: bool,
+    /// It is given back by an FAA, not by a WRITE.
+    pub(crate) faa_release: bool,
 }
 
 /// Mistakes with locks. They test the tests.
@@ -166,8 +168,13 @@ impl LockTable {
     pub(crate) fn lock_of(&self, node: GlobalAddr) -> LockAt {
         // Nodes lie at regular distances: mix, so that neighbours do not share a lock for that.
         let hash = (node.offset() >> 3).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
-        let number = hash % self.count;
-        let base = self.bases[node.server().index()];
+        self.nth(node.server(), hash)
+    }
+
+    /// A server's lock of this number, of as many as there are.
+    pub(crate) fn nth(&self, server: ServerId, number: u64) -> LockAt {
+        let number = number % self.count;
+        let base = self.bases[server.index()];
         if !self.masked {
             return LockAt { addr: base.add(number * self.stride), lane: 0, mask: u64::MAX };
         }
@@ -230,24 +237,33 @@ impl Locks {
         &self,
         op: &Op,
         task: u16,
-        (node, bytes): (GlobalAddr, usize),
+        object: (GlobalAddr, usize),
         recover: impl AsyncFn(&Op, SessionId) -> Result<(), IndexError>,
     ) -> Result<(Held, Buf), IndexError> {
-        let at = self.table.lock_of(node);
-        let switches = self.manner;
-        let handed = if switches.hierarchical { self.local.acquire(at.key()).await } else { None };
+        let read = self.manner.lock_and_read.then_some(object);
+        match self.acquire(op, task, (self.table.lock_of(object.0), read), recover).await? {
+            (held, Some(buf)) => Ok((held, buf)),
+            (held, None) => self.read_under(op, held, object).await,
+        }
+    }
+
+    /// Takes a lock, from the queue or remotely; and brings what was read behind it, if anything.
+    pub(crate) async fn acquire(
+        &self,
+        op: &Op,
+        task: u16,
+        (at, read): (LockAt, Option<(GlobalAddr, usize)>),
+        recover: impl AsyncFn(&Op, SessionId) -> Result<(), IndexError>,
+    ) -> Result<(Held, Option<Buf>), IndexError> {
+        let handed = if self.manner.hierarchical { self.local.acquire(at.key()).await } else { None };
         let turn = self.turn(at);
         let (word, buf) = if let Some(word) = handed {
             marks::hit("handover");
             (word, None)
         } else {
-            self.take(op, task, at, switches.lock_and_read.then_some((node, bytes)), recover).await?
+            self.take(op, task, at, read, recover).await?
         };
-        let held = Held { at, word, turn };
-        match buf {
-            Some(buf) => Ok((held, buf)),
-            None => self.read_under(op, held, (node, bytes)).await,
-        }
+        Ok((Held { at, word, turn }, buf))
     }
 
     /// Takes the lock of an object if nobody holds it, and reads the object.
@@ -424,6 +440,8 @@ impl Locks {
             add_writes(op, &mut batch, writes);
             if self.mistakes.unlock_inside_payload {
                 // It went out first.
+            } else if self.manner.faa_release {
+                batch.push(Verb::Faa { addr: at.addr, add: word.wrapping_neg() });
             } else if at.mask == u64::MAX {
                 batch.write_word(at.addr, 0);
             } else if self.mistakes.plain_masked_release {

@@ -6,7 +6,7 @@
 //! 2. the client's NIC, outward: the longer of `nic.message_ns` and the bytes with their header at the link's rate;
 //! 3. half a round trip on the wire; then the server's NIC, inward, for the same time (they overlap: a message is forwarded
 //!    while it comes in);
-//! 4. one of the server NIC's processing units, and with it PCIe, a bucket, or the on-chip atomic unit (`nic`);
+//! 4. one of the server NIC's processing units, and with it PCIe, or the bucket of an atomic (`nic`);
 //! 5. **the effect**: atomics in one instant, READs and WRITEs over the time of their DMA;
 //! 6. the server's NIC outward, half a round trip, the client's NIC inward, with the answer;
 //! 7. the client's thread, which polls the completion (`compute.poll_ns`).
@@ -171,8 +171,8 @@ impl Cost {
 
     /// The earliest time at which a verb asks for what it needs at the server.
     #[inline]
-    pub(super) fn verb_asks(&self, reaches: Picos, bytes: u64, access: Access) -> Nanos {
-        ceil(self.asks(reaches, bytes) + self.prices.shortest(access))
+    pub(super) fn verb_asks(&self, reaches: Picos, bytes: u64) -> Nanos {
+        ceil(self.asks(reaches, bytes) + self.prices.shortest())
     }
 
     /// A request reaches a server's NIC; when its verb takes effect.

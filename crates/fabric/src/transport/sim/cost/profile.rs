@@ -35,7 +35,7 @@ pub struct Profile {
     pub atomic_ns: f64,
     /// `atomic.bucket_bits`: addresses that agree in so many low bits share a bucket.
     pub bucket_bits: u32,
-    /// `atomic.on_chip_ns`: one atomic at a time in lock memory, for so long.
+    /// `atomic.on_chip_ns`: the same in lock memory.
     pub on_chip_ns: f64,
     /// `compute.operation_ns`: a client's own work for one operation of an index.
     pub operation_ns: Nanos,

@@ -42,7 +42,7 @@ impl SimVerb {
     fn access(&self) -> Access {
         let atomic = !matches!(self.action, Action::Read | Action::Write);
         match (self.region == RegionId::LOCK, atomic) {
-            (true, true) => Access::AtomicOnChip,
+            (true, true) => Access::AtomicOnChip(self.offset),
             (true, false) => Access::OnChip,
             (false, true) => Access::AtomicMain(self.offset),
             (false, false) => Access::Main,
@@ -94,7 +94,7 @@ impl World {
                 verb.reaches = cost.send(nic, now * 1000, verb.request_bytes(), slowness);
             }
             let verb = &flight.verbs[next];
-            cost.verb_asks(verb.reaches, verb.request_bytes(), verb.access())
+            cost.verb_asks(verb.reaches, verb.request_bytes())
         };
         let flying = self.flying(key);
         self.schedule(at, Event::new(What::Start, flying));
@@ -158,7 +158,7 @@ impl World {
             if near || verb.fence_before {
                 self.schedule(answer_at, Event::new(What::Send, flying));
             } else {
-                let at = cost.verb_asks(verb.reaches, verb.request_bytes(), verb.access());
+                let at = cost.verb_asks(verb.reaches, verb.request_bytes());
                 self.schedule(at.max(self.now), Event::new(What::Start, flying));
             }
             return;
