@@ -73,6 +73,9 @@ pub(crate) struct ClockSkew {
 
 impl ClockSkew {
     fn stretch(span: Nanos, ppm: i64) -> Nanos {
+        if ppm == 0 {
+            return span;
+        }
         let change = i128::from(span) * i128::from(ppm) / 1_000_000;
         u64::try_from(i128::from(span) + change).unwrap_or(0)
     }

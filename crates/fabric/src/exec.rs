@@ -33,9 +33,10 @@ pub const DRIVER: GroupId = 0;
 type TaskId = usize;
 /// The task id of the future given to `block_on`, which is not in the slab.
 const MAIN: TaskId = usize::MAX;
-/// How many tasks are polled before timers get a look.
+/// How many tasks are polled before new ones are collected.
 const BURST: usize = 64;
-/// After so many bursts connections get a look, though tasks are ready.
+/// After so many bursts the clock, timers and connections get a look, though tasks are ready. A thread with nothing to do looks
+/// at them every time.
 const BURSTS_PER_LOOK: u32 = 16;
 /// How long a thread that expects something looks for it before it sleeps.
 const SPIN_NS: Nanos = 50 * MICROSECOND;
@@ -54,7 +55,9 @@ pub(crate) trait Source {
     /// Sends what tasks have left there; whether there was anything.
     fn flush(&self) -> bool;
     /// Takes in what has come; whether anything has.
-    fn advance(&self, now: Nanos) -> bool;
+    fn advance(&self) -> bool;
+    /// Gives up what has not come in time; whether there was anything. Not asked every time, since clocks are slow.
+    fn expire(&self, now: Nanos) -> bool;
     /// Whether something is under way, so that spinning may pay.
     fn is_expecting(&self) -> bool;
     /// What to wait for when spinning does not.
@@ -95,8 +98,8 @@ struct Inner {
     /// Paused groups, with the tasks that became ready meanwhile.
     paused: RefCell<FxHashMap<GroupId, Vec<TaskId>>>,
     sources: RefCell<Vec<Weak<dyn Source>>>,
-    /// When there was last something to do, as far as sources go.
-    active_at: Cell<Nanos>,
+    /// When sources were first found to have nothing to do, since they last had.
+    idle_since: Cell<Option<Nanos>>,
 }
 
 enum Clock {
@@ -242,7 +245,7 @@ impl Executor {
                 group: Cell::new(DRIVER),
                 paused: RefCell::default(),
                 sources: RefCell::default(),
-                active_at: Cell::new(0),
+                idle_since: Cell::new(None),
             }),
         }
     }
@@ -341,8 +344,11 @@ impl Executor {
         let main = Arc::new(TaskWaker { id: MAIN, queued: AtomicBool::new(true), queue: Arc::clone(ready) });
         let waker = Waker::from(Arc::clone(&main));
         self.inner.queue.borrow_mut().push_back(MAIN);
+        let mut was_idle = true;
         for turn in (0..BURSTS_PER_LOOK).cycle() {
-            self.fire_timers();
+            if was_idle || turn == 0 {
+                self.fire_timers();
+            }
             self.collect_woken();
             for _ in 0..BURST {
                 let Some(id) = self.inner.queue.borrow_mut().pop_front() else { break };
@@ -361,13 +367,13 @@ impl Executor {
                     self.poll_task(id);
                 }
             }
-            let is_idle = self.inner.queue.borrow().is_empty();
+            was_idle = self.inner.queue.borrow().is_empty();
             if !self.inner.sources.borrow().is_empty() {
                 // Tasks that are always ready do not keep connections waiting for ever.
-                if is_idle || turn == 0 {
-                    self.attend_sources(is_idle);
+                if was_idle || turn == 0 {
+                    was_idle &= !self.attend_sources(was_idle, turn == 0);
                 }
-            } else if is_idle {
+            } else if was_idle {
                 self.park();
             }
         }
@@ -403,33 +409,44 @@ impl Executor {
         all
     }
 
-    /// Input and output; if there was none and no task is ready, spins for a while or sleeps.
-    fn attend_sources(&self, is_idle: bool) {
-        let now = self.now();
+    /// Input and output; whether there was any. If there was none and no task is ready, spins for a while or sleeps.
+    fn attend_sources(&self, is_idle: bool, is_clock_due: bool) -> bool {
         let mut did = false;
-        let mut spin: Option<Spin> = None;
         let all = self.each_source(|source| {
             did |= source.flush();
-            did |= source.advance(now);
-            if !did && source.is_expecting() {
+            did |= source.advance();
+        });
+        if !all {
+            self.inner.sources.borrow_mut().retain(|source| source.strong_count() > 0);
+        }
+        if did && !is_clock_due {
+            self.inner.idle_since.set(None);
+            return true;
+        }
+        let now = self.now();
+        let mut spin: Option<Spin> = None;
+        self.each_source(|source| {
+            did |= source.expire(now);
+            if source.is_expecting() {
                 let (more, so_far) = (source.spin(), spin.unwrap_or(source.spin()));
                 spin =
                     Some(Spin { ns: so_far.ns.max(more.ns), alone_ns: so_far.alone_ns.min(more.alone_ns) });
             }
         });
-        if !all {
-            self.inner.sources.borrow_mut().retain(|source| source.strong_count() > 0);
+        if did || !is_idle {
+            self.inner.idle_since.set(None);
+            return did;
         }
-        let idle_ns = now.saturating_sub(self.inner.active_at.get());
-        if did {
-            self.inner.active_at.set(now);
-        } else if is_idle && spin.is_none_or(|spin| idle_ns > spin.ns) {
+        let idle_ns = now.saturating_sub(self.inner.idle_since.get().unwrap_or(now));
+        self.inner.idle_since.set(Some(now - idle_ns));
+        if spin.is_none_or(|spin| idle_ns > spin.ns) {
             self.sleep_on_sources();
-            self.inner.active_at.set(self.now());
-        } else if is_idle && spin.is_none_or(|spin| idle_ns >= spin.alone_ns) {
+            self.inner.idle_since.set(None);
+        } else if spin.is_none_or(|spin| idle_ns >= spin.alone_ns) {
             // What is waited for may need this very core.
             std::thread::yield_now();
         }
+        false
     }
 
     /// Sleeps until a source is ready, a wake-up or the next timer.
@@ -577,6 +594,9 @@ impl Executor {
 
     /// Wakes whatever waits for a time that has come.
     pub(crate) fn fire_timers(&self) {
+        if self.inner.timers.borrow().is_empty() {
+            return;
+        }
         let now = self.now();
         loop {
             let mut timers = self.inner.timers.borrow_mut();

@@ -293,14 +293,9 @@ impl Batch {
 
     /// For each verb, whether it waits for a fence: a WRITE or atomic behind a READ or atomic that no fence covers yet.
     /// (Rule 3: WRITE then anything, atomic then READ and READ then READ are free.)
-    pub fn fences(&self) -> impl Iterator<Item = bool> + use<> {
-        let mut pending = false;
-        let fenced = |verb: &Verb| {
-            let fenced = pending && !verb.is_read();
-            pending = (pending && !fenced) || !verb.is_write();
-            fenced
-        };
-        self.verbs.iter().map(fenced).collect::<SmallVec<[bool; 8]>>().into_iter()
+    pub fn fences(&self) -> impl Iterator<Item = bool> {
+        let mut fences = Fences::default();
+        self.verbs.iter().map(move |verb| fences.before(verb))
     }
 
     /// How many round trips the batch takes: one, and one more for each fence.
@@ -329,6 +324,22 @@ impl Batch {
         for verb in &self.verbs {
             verb.count(stats);
         }
+    }
+}
+
+/// Where the fences of a batch stand, verb by verb.
+#[derive(Default, Debug)]
+pub(crate) struct Fences {
+    /// There was a READ or atomic that no fence covers yet.
+    pending: bool,
+}
+
+impl Fences {
+    /// Whether the next verb waits for a fence.
+    pub(crate) fn before(&mut self, verb: &Verb) -> bool {
+        let fenced = self.pending && !verb.is_read();
+        self.pending = (self.pending && !fenced) || !verb.is_write();
+        fenced
     }
 }
 

@@ -42,6 +42,7 @@ pub mod local;
 pub mod serve;
 pub mod shm;
 pub mod sim;
+pub(crate) mod slots;
 pub(crate) mod stream;
 pub mod tcp;
 pub mod url;
@@ -253,8 +254,8 @@ impl Link {
 /// A batch under way. Dropping it detaches: the verbs complete, their results go nowhere.
 pub(crate) enum Posted {
     Ready(BatchResult),
-    Far(tcp::client::Ticket),
-    Queued(verbs::connection::QueueTicket),
+    Far(slots::Ticket<tcp::connection::Connection>),
+    Queued(slots::Ticket<verbs::connection::Connection>),
     Sim(sim::SimTicket),
     Taken,
 }

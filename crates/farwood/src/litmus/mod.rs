@@ -30,7 +30,7 @@ const DEFAULT_SECONDS: f64 = 0.2;
 const DEFAULT_VIRTUAL_ROUNDS: u64 = 2_000;
 const MAX_BLOCK_BYTES: u64 = 1 << 20;
 /// Sizes of objects that carry a checksum.
-const SEALED_BYTES: [usize; 2] = [256, 4096];
+const SEALED_BYTES: [usize; 3] = [256, 1024, 4096];
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {

@@ -34,7 +34,9 @@ use crate::exec::{DRIVER, Executor, GroupId, JoinHandle};
 use crate::procedure::{Procedure, ProcedureContext};
 use crate::region::RegionTable;
 use crate::server::{ServerLogic, StartError};
-use crate::verb::{Batch, BatchFailure, BatchResult, Completed, Landing, Output, Source, Verb, VerbOutcome};
+use crate::verb::{
+    Batch, BatchFailure, BatchResult, Completed, Fences, Landing, Output, Source, Verb, VerbOutcome,
+};
 use crate::work::Work;
 use bound::Bound;
 use cost::Thread;
@@ -491,11 +493,10 @@ impl SimLink {
                 return ticket;
             }
         };
-        // A verb by itself waits for nobody.
-        let mut fences = (count > 1).then(|| batch.fences());
+        let mut fences = Fences::default();
         let mut verbs = SimVerbs::new();
         for (n, verb) in batch.verbs.into_iter().enumerate() {
-            let fenced = fences.as_mut().and_then(Iterator::next).unwrap_or(false);
+            let fenced = fences.before(&verb);
             let (verb, landing) = translate(verb, fenced, pool);
             verbs.push(verb);
             ticket.landings.push((n, landing));

@@ -1,7 +1,7 @@
 //! An endpoint's connections, one to each server, and the pool as a client process knows it: by TCP, or by RDMA to servers that
 //! were found over TCP.
 
-use super::connection::{Connection, Credit, Ends, FarTicket};
+use super::connection::{Connection, Credit, Ends};
 use super::frames::Admission;
 use super::station::{Station, aside};
 use super::verbs::MAX_VERBS;
@@ -325,6 +325,3 @@ impl FarLink {
         }
     }
 }
-
-/// A batch under way.
-pub(crate) type Ticket = FarTicket;

@@ -15,18 +15,18 @@ use crate::buf::BufPool;
 use crate::clock::Nanos;
 use crate::error::FabricError;
 use crate::exec::{Executor, Source};
+use crate::transport::slots::{Carries, Slots, Ticket};
 use crate::verb::{Batch, BatchFailure, BatchResult, Completed, Output, VerbOutcome};
 use crate::wire::{Malformed, Wire};
 use rustix::event::{PollFd, PollFlags};
-use slab::Slab;
 use smallvec::SmallVec;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 
 /// So much is sent at once, though tasks are still ready.
 const SEND_BYTES: usize = 64 << 10;
@@ -56,7 +56,6 @@ pub(crate) struct Connection {
     socket: TcpStream,
     credit: Credit,
     patience: Nanos,
-    executor: Executor,
     state: RefCell<State>,
     /// The executor has waited for the socket: it may have something though nothing is expected.
     look: Cell<bool>,
@@ -67,23 +66,22 @@ struct State {
     input: Incoming,
     /// Batches that are not, or not wholly, in frames yet, with their slots.
     backlog: VecDeque<(usize, Sending)>,
-    /// Frames without a reply, with their slots and when they were made.
-    awaited: VecDeque<(usize, Piece, Nanos)>,
-    slots: Slab<Slot>,
+    /// Frames without a reply, with their slots.
+    awaited: VecDeque<(usize, Piece)>,
+    /// When frames were first seen to be without a reply, since the last reply.
+    waiting_since: Option<Nanos>,
+    slots: Slots<Results>,
     next_sequence: u32,
     next_reply: u32,
     unanswered_bytes: usize,
     broken: bool,
 }
 
-/// A batch under way.
-struct Slot {
+/// What has come of a batch so far.
+#[derive(Debug)]
+pub(crate) struct Results {
     outputs: SmallVec<[Output; 2]>,
     failure: Option<Box<BatchFailure>>,
-    result: Option<BatchResult>,
-    waker: Option<Waker>,
-    /// Nobody wants the result.
-    detached: bool,
 }
 
 impl Connection {
@@ -100,17 +98,17 @@ impl Connection {
             input: Incoming::new(READ_BYTES),
             backlog: VecDeque::new(),
             awaited: VecDeque::new(),
-            slots: Slab::new(),
+            waiting_since: None,
+            slots: Slots::new(),
             next_sequence: 0,
             next_reply: 0,
             unanswered_bytes: 0,
             broken: false,
         };
-        let (executor, look) = (executor.clone(), Cell::new(false));
-        let state = RefCell::new(state);
-        let connection = Rc::new(Self { ends, socket, credit, patience, executor, state, look });
+        let (state, look) = (RefCell::new(state), Cell::new(false));
+        let connection = Rc::new(Self { ends, socket, credit, patience, state, look });
         let source: Rc<dyn Source> = Rc::clone(&connection) as _;
-        connection.executor.register(&source)?;
+        executor.register(&source)?;
         Ok(connection)
     }
 
@@ -124,29 +122,22 @@ impl Connection {
         self: &Rc<Self>,
         batch: Batch,
         pool: &BufPool,
-    ) -> Result<FarTicket, Box<BatchFailure>> {
+    ) -> Result<Ticket<Self>, Box<BatchFailure>> {
         let mut state = self.state.borrow_mut();
         if state.broken {
             let error = FabricError::Disconnected { server: self.ends.server };
             return Err(BatchFailure::not_executed(error, batch.len()));
         }
         let sending = Sending::new(batch.verbs);
-        let slot = Slot {
-            outputs: sending.outputs(pool),
-            failure: None,
-            result: None,
-            waker: None,
-            detached: false,
-        };
-        let key = state.slots.insert(slot);
+        let key = state.slots.insert(Results { outputs: sending.outputs(pool), failure: None });
         state.backlog.push_back((key, sending));
-        state.fill(self.credit, || self.executor.now());
+        state.fill(self.credit);
         let hurry = state.out.len() >= SEND_BYTES;
         drop(state);
         if hurry {
             self.flush();
         }
-        Ok(FarTicket { connection: Rc::clone(self), key })
+        Ok(Ticket::new(self, key))
     }
 
     /// Nothing more is sent or taken in: what is under way is unknown.
@@ -174,22 +165,24 @@ impl Connection {
                 return Err(Lost::Refused(String::take(&mut rest)?));
             }
             let (kind, verbs, sequence) = take_head(&mut rest)?;
-            let Some((key, piece, _)) = state.awaited.pop_front() else { return Err(Malformed.into()) };
+            let Some((key, piece)) = state.awaited.pop_front() else { return Err(Malformed.into()) };
             if sequence != state.next_reply || usize::from(verbs) != piece.verbs() {
                 return Err(Malformed.into());
             }
             state.next_reply = state.next_reply.wrapping_add(1);
             state.unanswered_bytes -= piece.cost;
-            let slot = &mut state.slots[key];
+            state.waiting_since = None;
+            let Some(results) = state.slots.batch(key) else { return Err(Malformed.into()) };
             match kind {
-                BATCH => piece.land(rest, &mut slot.outputs)?,
-                FENCED => slot.fenced(&piece, self.ends.session),
+                BATCH => piece.land(rest, &mut results.outputs)?,
+                FENCED => results.fenced(&piece, self.ends.session),
                 _ => return Err(Malformed.into()),
             }
-            state.input.consume(bytes);
-            if piece.is_last && state.slots[key].complete() {
-                state.slots.remove(key);
+            if piece.is_last {
+                let result = results.complete();
+                state.slots.finish(key, result);
             }
+            state.input.consume(bytes);
         }
         Ok(true)
     }
@@ -197,14 +190,14 @@ impl Connection {
 
 impl State {
     /// Puts batches into frames as far as the credit goes.
-    fn fill(&mut self, credit: Credit, now: impl Fn() -> Nanos) {
+    fn fill(&mut self, credit: Credit) {
         while self.awaited.len() < credit.batches && self.unanswered_bytes < credit.bytes {
             let Some((key, sending)) = self.backlog.front_mut() else { return };
             let piece = sending.next(self.next_sequence, &mut self.out);
             self.next_sequence = self.next_sequence.wrapping_add(1);
             self.unanswered_bytes += piece.cost;
             let (key, is_last) = (*key, piece.is_last);
-            self.awaited.push_back((key, piece, now()));
+            self.awaited.push_back((key, piece));
             if is_last {
                 self.backlog.pop_front();
             }
@@ -214,50 +207,39 @@ impl State {
     fn break_off(&mut self, server: ServerId) -> Vec<Waker> {
         self.broken = true;
         self.out = Outgoing::default();
-        let unsent: Vec<(usize, usize)> = self
-            .backlog
-            .drain(..)
-            .filter(|(_, sending)| !sending.has_begun())
-            .map(|(key, sending)| (key, sending.verbs()))
-            .collect();
         self.awaited.clear();
         self.unanswered_bytes = 0;
-        for (key, verbs) in unsent {
-            self.slots[key].result =
-                Some(Err(BatchFailure::not_executed(FabricError::Disconnected { server }, verbs)));
-        }
-        let mut wakers = Vec::new();
-        self.slots.retain(|_, slot| {
-            if slot.result.is_none() {
-                let outcomes = slot.outputs.iter().map(|_| VerbOutcome::Unknown).collect();
-                let failure = BatchFailure { error: FabricError::Unknown { server }, at: 0, outcomes };
-                slot.result = Some(Err(Box::new(failure)));
+        let unsent: Vec<usize> =
+            self.backlog.drain(..).filter(|(_, sending)| !sending.has_begun()).map(|(key, _)| key).collect();
+        self.slots.end(|key, batch| {
+            let verbs = batch.outputs.len();
+            if unsent.contains(&key) {
+                return BatchFailure::not_executed(FabricError::Disconnected { server }, verbs);
             }
-            wakers.extend(slot.waker.take());
-            !slot.detached
-        });
-        wakers
+            let outcomes = (0..verbs).map(|_| VerbOutcome::Unknown).collect();
+            Box::new(BatchFailure { error: FabricError::Unknown { server }, at: 0, outcomes })
+        })
     }
 }
 
-impl Slot {
-    /// Its last frame is answered; whether nobody wants the result.
-    fn complete(&mut self) -> bool {
+impl Carries for Connection {
+    type Batch = Results;
+
+    fn slots(&self) -> RefMut<'_, Slots<Results>> {
+        RefMut::map(self.state.borrow_mut(), |state| &mut state.slots)
+    }
+}
+
+impl Results {
+    /// The last frame is answered.
+    fn complete(&mut self) -> BatchResult {
         let outputs = std::mem::take(&mut self.outputs);
-        self.result = Some(match self.failure.take() {
-            None => Ok(Completed { outputs }),
-            Some(mut failure) => {
-                // What was before the fence is complete.
-                for (outcome, output) in failure.outcomes.iter_mut().zip(outputs).take(failure.at) {
-                    *outcome = VerbOutcome::Completed(output);
-                }
-                Err(failure)
-            }
-        });
-        if let Some(waker) = self.waker.take() {
-            waker.wake();
+        let Some(mut failure) = self.failure.take() else { return Ok(Completed { outputs }) };
+        // What was before the fence is complete.
+        for (outcome, output) in failure.outcomes.iter_mut().zip(outputs).take(failure.at) {
+            *outcome = VerbOutcome::Completed(output);
         }
-        self.detached
+        Err(failure)
     }
 
     /// A frame was not carried out, because the session is fenced.
@@ -293,7 +275,7 @@ impl Source for Connection {
         if state.broken {
             return false;
         }
-        state.fill(self.credit, || self.executor.now());
+        state.fill(self.credit);
         if state.out.is_empty() {
             return false;
         }
@@ -306,20 +288,17 @@ impl Source for Connection {
         true
     }
 
-    fn advance(&self, now: Nanos) -> bool {
-        let overdue = {
+    fn advance(&self) -> bool {
+        {
             let state = self.state.borrow();
             let expects = !state.awaited.is_empty() || self.look.replace(false);
             if state.broken || !expects {
                 return false;
             }
-            state.awaited.front().is_some_and(|(.., since)| now.saturating_sub(*since) > self.patience)
-        };
+        }
         let (server, id) = (self.ends.server, self.ends.id);
         match self.take_in() {
-            Ok(true) => return true,
-            Ok(false) if overdue => tracing::warn!(%server, id, "a memory server did not answer in time"),
-            Ok(false) => return false,
+            Ok(did) => return did,
             Err(Lost::Closed) => tracing::debug!(%server, id, "a memory server closed a connection"),
             Err(Lost::Nonsense) => {
                 tracing::error!(%server, id, "the replies of a memory server make no sense");
@@ -328,6 +307,24 @@ impl Source for Connection {
                 tracing::error!(%server, id, "a memory server ended a connection: {why}");
             }
         }
+        self.break_off();
+        true
+    }
+
+    fn expire(&self, now: Nanos) -> bool {
+        {
+            let mut state = self.state.borrow_mut();
+            if state.awaited.is_empty() {
+                state.waiting_since = None;
+                return false;
+            }
+            let since = *state.waiting_since.get_or_insert(now);
+            if now.saturating_sub(since) <= self.patience {
+                return false;
+            }
+        }
+        let (server, id) = (self.ends.server, self.ends.id);
+        tracing::warn!(%server, id, "a memory server did not answer in time");
         self.break_off();
         true
     }
@@ -346,7 +343,7 @@ impl Source for Connection {
     }
 
     fn deadline(&self) -> Option<Nanos> {
-        self.state.borrow().awaited.front().map(|(.., since)| since.saturating_add(self.patience + 1))
+        self.state.borrow().waiting_since.map(|since| since.saturating_add(self.patience + 1))
     }
 }
 
@@ -363,40 +360,5 @@ impl Drop for Connection {
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Connection({} to {})", self.ends.id, self.ends.server)
-    }
-}
-
-/// A batch under way. Dropping it detaches.
-#[derive(Debug)]
-pub(crate) struct FarTicket {
-    connection: Rc<Connection>,
-    key: usize,
-}
-
-impl FarTicket {
-    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<BatchResult> {
-        let mut state = self.connection.state.borrow_mut();
-        let Some(slot) = state.slots.get_mut(self.key) else { return Poll::Pending };
-        if let Some(result) = slot.result.take() {
-            state.slots.remove(self.key);
-            // The drop finds nothing.
-            self.key = usize::MAX;
-            return Poll::Ready(result);
-        }
-        if !slot.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
-            slot.waker = Some(context.waker().clone());
-        }
-        Poll::Pending
-    }
-}
-
-impl Drop for FarTicket {
-    fn drop(&mut self) {
-        let mut state = self.connection.state.borrow_mut();
-        let Some(slot) = state.slots.get_mut(self.key) else { return };
-        slot.detached = true;
-        if slot.result.is_some() {
-            state.slots.remove(self.key);
-        }
     }
 }

@@ -22,7 +22,7 @@
 
 pub(crate) mod buffer;
 pub(crate) mod client;
-mod connection;
+pub(crate) mod connection;
 mod execute;
 pub(crate) mod frames;
 #[cfg(fuzzing)]

@@ -53,10 +53,6 @@ impl Sending {
         self.at > 0 || self.done > 0
     }
 
-    pub(crate) fn verbs(&self) -> usize {
-        self.verbs.len()
-    }
-
     /// What the batch will bring, still empty.
     pub(crate) fn outputs(&self, pool: &BufPool) -> SmallVec<[Output; 2]> {
         let output = |verb: &Verb| match verb {

@@ -14,9 +14,9 @@ use super::error::VerbsError;
 use super::mailbox::{IS_MESSAGE, Mailbox, SLOT_BYTES, SLOTS};
 use super::notes::{Asked, Note};
 use super::offer::{LANES, Offer, ROOM, far_regions, message_count};
-use super::plan::{Brings, Plan, output};
+use super::plan::{Limits, Memory, Plan};
 use super::queue::{Completion, CompletionQueue, PortAddress};
-use super::sender::{Done, Sender};
+use super::sender::Sender;
 use crate::addr::{ServerId, SessionId};
 use crate::buf::BufPool;
 use crate::call::{Call, CallError, CallId, CallOutcome, Target};
@@ -25,21 +25,20 @@ use crate::error::FabricError;
 use crate::exec::{Executor, Source, Spin};
 use crate::region::Permissions;
 use crate::transport::ReplySlot;
+use crate::transport::slots::{Carries, Slots, Ticket};
 use crate::transport::tcp::server::is_passing;
-use crate::verb::{Batch, BatchFailure, BatchResult, Completed, VerbOutcome};
+use crate::verb::{Batch, BatchFailure, Completed, VerbOutcome};
 use crate::wire;
 use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags, epoll};
-use slab::Slab;
-use smallvec::SmallVec;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::fmt;
 use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 
 /// Batches of more bytes go on the second lane.
 const BULK_BYTES: usize = 16 << 10;
@@ -71,7 +70,7 @@ pub(crate) struct Connection {
     server: ServerId,
     session: SessionId,
     patience: Nanos,
-    max_bytes: usize,
+    limits: Limits,
     executor: Executor,
     completions: Arc<CompletionQueue>,
     mailbox: Arc<Mailbox>,
@@ -87,7 +86,8 @@ pub(crate) struct Connection {
 
 struct State {
     lanes: [Sender; LANES],
-    slots: Slab<Slot>,
+    /// Of each batch, how many verbs it has.
+    slots: Slots<usize>,
     /// Why it is of no more use, if it is not.
     ended: Option<FabricError>,
     /// Calls without an answer, with the time at which they were sent.
@@ -96,15 +96,6 @@ struct State {
     too_long: Vec<CallId>,
     /// How many calls may be sent.
     credit: usize,
-}
-
-/// A batch under way.
-struct Slot {
-    brings: SmallVec<[Brings; 2]>,
-    result: Option<BatchResult>,
-    waker: Option<Waker>,
-    /// Nobody wants the result.
-    detached: bool,
 }
 
 impl Connection {
@@ -125,7 +116,10 @@ impl Connection {
                 return Err(VerbsError::last("receive"));
             }
         }
-        let max_bytes = domain.port().max_message_bytes.min(port.max_message_bytes);
+        let limits = Limits {
+            message_bytes: domain.port().max_message_bytes.min(port.max_message_bytes) as usize,
+            inline_bytes: lanes.iter().map(|lane| lane.depth().inline_bytes).min().unwrap_or(0) as usize,
+        };
         for (lane, other) in lanes.iter().zip(&port.queues) {
             lane.connect(&port, *other, Permissions::NONE)?;
         }
@@ -134,7 +128,7 @@ impl Connection {
         let regions = far_regions(&regions);
         let state = State {
             lanes: lanes.map(|queue| Sender::new(&domain, queue, room, regions)),
-            slots: Slab::new(),
+            slots: Slots::new(),
             ended: None,
             calls: FxHashMap::default(),
             too_long: Vec::new(),
@@ -145,7 +139,7 @@ impl Connection {
             server,
             session,
             patience,
-            max_bytes: max_bytes as usize,
+            limits,
             executor: executor.clone(),
             completions,
             mailbox,
@@ -170,17 +164,16 @@ impl Connection {
         self: &Rc<Self>,
         batch: Batch,
         pool: &BufPool,
-    ) -> Result<QueueTicket, Box<BatchFailure>> {
+    ) -> Result<Ticket<Self>, Box<BatchFailure>> {
         let verbs = batch.len();
         let mut state = self.state.borrow_mut();
         if let Some(error) = &state.ended {
             return Err(BatchFailure::not_executed(error.clone(), verbs));
         }
-        let plan = Plan::new(batch, pool, self.max_bytes);
+        let plan = Plan::new(batch, pool, self.limits);
         let lane = if plan.bytes > BULK_BYTES { BULK } else { SHORT };
-        let slot = Slot { brings: plan.brings.clone(), result: None, waker: None, detached: false };
-        let key = state.slots.insert(slot);
-        let posted = state.lanes[lane].post(plan, key, self.executor.now());
+        let key = state.slots.insert(verbs);
+        let posted = state.lanes[lane].post(plan, key);
         drop(state);
         match posted {
             Ok(true) => {}
@@ -190,7 +183,7 @@ impl Connection {
                 return Err(BatchFailure::not_executed(error, verbs));
             }
         }
-        Ok(QueueTicket { connection: Rc::clone(self), key })
+        Ok(Ticket::new(self, key))
     }
 
     /// Sends a call, if it is short and there is room for one; otherwise it is handed back.
@@ -258,26 +251,27 @@ impl Connection {
 
     /// Takes in what has completed; whether there was anything.
     fn take_in(&self) -> bool {
-        let mut found: SmallVec<[Completion; 16]> = SmallVec::new();
-        let polled = self.completions.poll(|completion| found.push(completion));
-        if self.state.borrow().ended.is_some() {
-            return false;
-        }
-        if polled.is_err() {
-            self.fail("its completions cannot be read");
-            return true;
-        }
-        for completion in &found {
-            if let Err(why) = self.heed(completion) {
-                self.fail(&why);
-                break;
+        let mut failure = None;
+        let polled = self.completions.poll(|completion| {
+            if failure.is_none() {
+                failure = self.heed(&completion).err();
             }
+        });
+        let is_news = polled.as_ref().map_or(true, |count| *count > 0);
+        if polled.is_err() {
+            failure = Some("its completions cannot be read".to_owned());
         }
-        !found.is_empty()
+        if let Some(why) = failure {
+            self.fail(&why);
+        }
+        is_news
     }
 
     fn heed(&self, completion: &Completion) -> Result<(), String> {
         let mut state = self.state.borrow_mut();
+        if state.ended.is_some() {
+            return Ok(());
+        }
         if !completion.is_success() {
             return Err(describe(completion.status));
         }
@@ -289,22 +283,15 @@ impl Connection {
             let is_fine = self.mailbox.sent(state.lanes[SHORT].queue(), completion.id);
             return if is_fine { Ok(()) } else { Err("a device does not send".to_owned()) };
         }
-        let lane = state.lanes.iter_mut().find(|lane| lane.queue().end_point().number == completion.queue);
-        let done = lane.and_then(|lane| lane.completed(completion.id));
-        let done = done.ok_or("a device does not take requests")?;
-        for Done { tag, memory } in done {
-            let Some(slot) = state.slots.get_mut(tag) else { continue };
-            let outputs =
-                slot.brings.iter().zip(memory).map(|(brings, memory)| output(*brings, memory)).collect();
-            slot.result = Some(Ok(Completed { outputs }));
-            if let Some(waker) = slot.waker.take() {
-                waker.wake();
-            }
-            if slot.detached {
-                state.slots.remove(tag);
-            }
-        }
-        Ok(())
+        let State { lanes, slots, .. } = &mut *state;
+        let lane = lanes.iter_mut().find(|lane| lane.queue().end_point().number == completion.queue);
+        let is_fine = lane.is_some_and(|lane| {
+            lane.completed(completion.id, |key, memory| {
+                let outputs = memory.into_iter().map(Memory::output).collect();
+                slots.finish(key, Ok(Completed { outputs }));
+            })
+        });
+        if is_fine { Ok(()) } else { Err("a device does not take requests".to_owned()) }
     }
 
     /// A message has come: the answer to a call.
@@ -347,24 +334,23 @@ impl State {
         }
         self.ended = Some(error.clone());
         // When the queue pairs are gone, nothing is written into a buffer any more.
-        for (key, has_begun) in self.lanes.iter_mut().flat_map(Sender::end) {
-            let Some(slot) = self.slots.get_mut(key) else { continue };
-            let verbs = slot.brings.len();
-            slot.result = Some(Err(if has_begun {
-                let outcomes = (0..verbs).map(|_| VerbOutcome::Unknown).collect();
-                let unknown = match error {
-                    FabricError::Fenced { .. } => error.clone(),
-                    _ => FabricError::Unknown { server },
-                };
-                Box::new(BatchFailure { error: unknown, at: 0, outcomes })
-            } else {
-                BatchFailure::not_executed(error.clone(), verbs)
-            }));
-        }
-        let mut wakers = Vec::new();
-        self.slots.retain(|_, slot| {
-            wakers.extend(slot.waker.take());
-            !slot.detached
+        let unsent: Vec<usize> = self
+            .lanes
+            .iter_mut()
+            .flat_map(Sender::end)
+            .filter(|(_, has_begun)| !has_begun)
+            .map(|(key, _)| key)
+            .collect();
+        let wakers = self.slots.end(|key, verbs| {
+            if unsent.contains(&key) {
+                return BatchFailure::not_executed(error.clone(), *verbs);
+            }
+            let unknown = match error {
+                FabricError::Fenced { .. } => error.clone(),
+                _ => FabricError::Unknown { server },
+            };
+            let outcomes = (0..*verbs).map(|_| VerbOutcome::Unknown).collect();
+            Box::new(BatchFailure { error: unknown, at: 0, outcomes })
         });
         (wakers, self.calls.drain().map(|(_, (slot, _))| slot).collect())
     }
@@ -380,8 +366,8 @@ impl State {
         overdue
     }
 
-    fn oldest(&self) -> Option<Nanos> {
-        self.lanes.iter().filter_map(Sender::oldest).min()
+    fn is_expecting(&self) -> bool {
+        self.ended.is_none() && (!self.calls.is_empty() || self.lanes.iter().any(|lane| !lane.is_idle()))
     }
 }
 
@@ -399,12 +385,20 @@ fn describe(status: u32) -> String {
     format!("{what} (completion status {status})")
 }
 
+impl Carries for Connection {
+    type Batch = usize;
+
+    fn slots(&self) -> RefMut<'_, Slots<usize>> {
+        RefMut::map(self.state.borrow_mut(), |state| &mut state.slots)
+    }
+}
+
 impl Source for Connection {
     fn flush(&self) -> bool {
         false
     }
 
-    fn advance(&self, now: Nanos) -> bool {
+    fn advance(&self) -> bool {
         self.has_news.set(false);
         if self.is_armed.replace(false) {
             self.completions.settle();
@@ -414,17 +408,20 @@ impl Source for Connection {
         } else if !self.is_expecting() {
             return false;
         }
-        let did = self.take_in();
-        if did {
-            return true;
-        }
+        self.take_in()
+    }
+
+    fn expire(&self, now: Nanos) -> bool {
         let then = now.saturating_sub(self.patience);
-        let oldest = self.state.borrow().oldest();
-        if oldest.is_some_and(|since| since < then) {
+        let (since, overdue) = {
+            let mut state = self.state.borrow_mut();
+            let since = state.lanes.iter_mut().filter_map(|lane| lane.is_waiting_since(now)).min();
+            (since, state.overdue_calls(then))
+        };
+        if since.is_some_and(|since| since < then) {
             self.fail("it did not answer in time");
             return true;
         }
-        let overdue = self.state.borrow_mut().overdue_calls(then);
         // The place of such a call stays taken until it is answered: the answer may still come.
         for slot in &overdue {
             slot.set(Err(CallError::Unknown));
@@ -433,8 +430,7 @@ impl Source for Connection {
     }
 
     fn is_expecting(&self) -> bool {
-        let state = self.state.borrow();
-        state.ended.is_none() && (!state.calls.is_empty() || state.lanes.iter().any(|lane| !lane.is_idle()))
+        self.state.borrow().is_expecting()
     }
 
     fn interest(&self) -> PollFd<'_> {
@@ -452,8 +448,9 @@ impl Source for Connection {
             return Some(0);
         }
         let state = self.state.borrow();
-        let calls = state.calls.values().map(|(_, since)| *since).min();
-        state.oldest().into_iter().chain(calls).min().map(|since| since.saturating_add(self.patience + 1))
+        let calls = state.calls.values().map(|(_, since)| *since);
+        let since = state.lanes.iter().filter_map(Sender::waiting_since).chain(calls).min();
+        since.map(|since| since.saturating_add(self.patience + 1))
     }
 
     fn spin(&self) -> Spin {
@@ -500,40 +497,5 @@ impl Drop for Waiting<'_> {
         let mut state = self.connection.state.borrow_mut();
         state.calls.remove(&self.id);
         state.too_long.retain(|id| *id != self.id);
-    }
-}
-
-/// A batch under way. Dropping it detaches.
-#[derive(Debug)]
-pub(crate) struct QueueTicket {
-    connection: Rc<Connection>,
-    key: usize,
-}
-
-impl QueueTicket {
-    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<BatchResult> {
-        let mut state = self.connection.state.borrow_mut();
-        let Some(slot) = state.slots.get_mut(self.key) else { return Poll::Pending };
-        if let Some(result) = slot.result.take() {
-            state.slots.remove(self.key);
-            // The drop finds nothing.
-            self.key = usize::MAX;
-            return Poll::Ready(result);
-        }
-        if !slot.waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
-            slot.waker = Some(context.waker().clone());
-        }
-        Poll::Pending
-    }
-}
-
-impl Drop for QueueTicket {
-    fn drop(&mut self) {
-        let mut state = self.connection.state.borrow_mut();
-        let Some(slot) = state.slots.get_mut(self.key) else { return };
-        slot.detached = true;
-        if slot.result.is_some() {
-            state.slots.remove(self.key);
-        }
     }
 }

@@ -104,7 +104,13 @@ impl Moored {
     fn end(&self) {
         // Destroyed with the lock held, so that whoever comes second finds it done.
         let mut queues = lock(&self.queues);
-        if queues.take().is_some() {
+        if let Some(mut ended) = queues.take() {
+            // Both of them, whatever becomes of the first.
+            if ended.each_mut().map(QueuePair::end) != [true; LANES] {
+                tracing::error!("the device obeys no more: this server cannot fence anybody, and stops");
+                // Its clients see a dead server, which is safe; one whose writes go on after it was fenced is not.
+                std::process::abort();
+            }
             let _ = (&self.socket).write(&[FENCED]);
             // The door finds out, and forgets the connection.
             let _ = self.socket.shutdown(Shutdown::Both);

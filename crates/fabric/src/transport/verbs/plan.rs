@@ -7,8 +7,17 @@
 
 use crate::addr::GlobalAddr;
 use crate::buf::{Buf, BufPool, SharedBuf};
-use crate::verb::{Batch, INLINE_BYTES, Landing, Output, Source, Verb};
+use crate::verb::{Batch, Fences, INLINE_BYTES, Landing, Output, Source, Verb};
 use smallvec::SmallVec;
+
+/// What a device takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Bytes of a message.
+    pub(super) message_bytes: usize,
+    /// Bytes of a WRITE that travel with the request, so that the device need not know where they are.
+    pub(super) inline_bytes: usize,
+}
 
 /// What a request does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,120 +28,96 @@ pub(super) enum Kind {
     Faa { add: u64 },
 }
 
-/// Where its bytes are on our side.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Local {
-    /// Carried along.
-    Inline { bytes: [u8; INLINE_BYTES], from: u8, len: u8 },
-    /// A part of the memory that goes with verb `verb`.
-    Part { verb: usize, at: usize, len: usize },
-}
-
 /// One request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Request {
     pub(super) kind: Kind,
     pub(super) addr: GlobalAddr,
-    pub(super) local: Local,
+    /// Its bytes on our side: `len` of them, from `at`, in the memory of verb `verb`.
+    pub(super) verb: usize,
+    pub(super) at: usize,
+    pub(super) len: usize,
     pub(super) is_fenced: bool,
 }
 
 /// The memory on our side that a verb reads or fills.
 #[derive(Debug)]
 pub(super) enum Memory {
-    None,
-    Owned(Buf),
+    /// A WRITE's few bytes.
+    Inline([u8; INLINE_BYTES]),
+    /// A WRITE's bytes.
+    Source(Buf),
+    /// Where a READ's bytes go.
+    Landing(Buf),
+    /// Where an atomic's word goes.
+    Word(Buf),
+    /// Somebody's, for either.
     Shared(SharedBuf),
 }
 
-/// What a verb brings when it is done.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Brings {
-    Nothing,
-    Bytes,
-    Word,
+impl Memory {
+    /// What the verb has brought, when it is done.
+    pub(super) fn output(self) -> Output {
+        match self {
+            Self::Landing(buf) => Output::Bytes(buf),
+            Self::Word(buf) => Output::Previous(buf.word(0)),
+            Self::Inline(_) | Self::Source(_) | Self::Shared(_) => Output::Done,
+        }
+    }
 }
 
 /// A batch as requests.
 #[derive(Debug)]
 pub(super) struct Plan {
-    pub(super) requests: SmallVec<[Request; 4]>,
+    pub(super) requests: SmallVec<[Request; 2]>,
     /// By verb.
     pub(super) memory: SmallVec<[Memory; 2]>,
-    pub(super) brings: SmallVec<[Brings; 2]>,
     /// How much is moved.
     pub(super) bytes: usize,
 }
 
 impl Plan {
-    /// The requests of a checked batch, to a device that takes messages of `max_bytes`.
-    pub(super) fn new(batch: Batch, pool: &BufPool, max_bytes: usize) -> Self {
-        let fences = batch.fences();
-        let mut plan =
-            Self { requests: SmallVec::new(), memory: SmallVec::new(), brings: SmallVec::new(), bytes: 0 };
-        for (verb, is_fenced) in batch.verbs.into_iter().zip(fences) {
-            plan.add(verb, is_fenced, pool, max_bytes);
+    /// The requests of a checked batch, to a device with these limits.
+    pub(super) fn new(batch: Batch, pool: &BufPool, limits: Limits) -> Self {
+        let mut plan = Self { requests: SmallVec::new(), memory: SmallVec::new(), bytes: 0 };
+        let mut fences = Fences::default();
+        for verb in batch.verbs {
+            let is_fenced = fences.before(&verb);
+            plan.add(verb, is_fenced, pool, limits);
         }
         plan
     }
 
-    fn add(&mut self, verb: Verb, is_fenced: bool, pool: &BufPool, max_bytes: usize) {
+    fn add(&mut self, verb: Verb, is_fenced: bool, pool: &BufPool, limits: Limits) {
         let (n, addr, len) = (self.memory.len(), verb.addr(), verb.len());
         self.bytes += len;
-        let (kind, memory, brings, first) = match verb {
-            Verb::Read { into: Landing::Pooled, .. } => {
-                (Kind::Read, Memory::Owned(pool.take(len)), Brings::Bytes, 0)
-            }
-            Verb::Read { into: Landing::Shared { buf, at }, .. } => {
-                (Kind::Read, Memory::Shared(buf), Brings::Nothing, at)
+        let (kind, memory, first) = match verb {
+            Verb::Read { into: Landing::Pooled, .. } => (Kind::Read, Memory::Landing(pool.take(len)), 0),
+            Verb::Read { into: Landing::Shared { buf, at }, .. } => (Kind::Read, Memory::Shared(buf), at),
+            Verb::Write { from: Source::Inline { bytes, .. }, .. } if len <= limits.inline_bytes => {
+                (Kind::Write, Memory::Inline(bytes), 0)
             }
             Verb::Write { from: Source::Inline { bytes, .. }, .. } => {
-                for (at, len) in pieces(addr.offset(), len, max_bytes) {
-                    let (from, len) = (short(at), short(len));
-                    let local = Local::Inline { bytes, from, len };
-                    self.push(Kind::Write, addr, at, local, is_fenced);
-                }
-                self.memory.push(Memory::None);
-                self.brings.push(Brings::Nothing);
-                return;
+                (Kind::Write, Memory::Source(pool.copy_of(&bytes[..len])), 0)
             }
-            Verb::Write { from: Source::Owned(buf), .. } => {
-                (Kind::Write, Memory::Owned(buf), Brings::Nothing, 0)
-            }
+            Verb::Write { from: Source::Owned(buf), .. } => (Kind::Write, Memory::Source(buf), 0),
             Verb::Write { from: Source::Shared { buf, at, .. }, .. } => {
-                (Kind::Write, Memory::Shared(buf), Brings::Nothing, at)
+                (Kind::Write, Memory::Shared(buf), at)
             }
             Verb::Cas { expected, desired, .. } => {
-                (Kind::Cas { expected, desired }, Memory::Owned(pool.take(8)), Brings::Word, 0)
+                (Kind::Cas { expected, desired }, Memory::Word(pool.take(8)), 0)
             }
-            Verb::Faa { add, .. } => (Kind::Faa { add }, Memory::Owned(pool.take(8)), Brings::Word, 0),
+            Verb::Faa { add, .. } => (Kind::Faa { add }, Memory::Word(pool.take(8)), 0),
             // Refused before it comes here: no device of ours has it.
             Verb::MaskedCas { .. } => return,
         };
-        for (at, len) in pieces(addr.offset(), len, max_bytes) {
-            self.push(kind, addr, at, Local::Part { verb: n, at: first + at, len }, is_fenced);
+        for (at, len) in pieces(addr.offset(), len, limits.message_bytes) {
+            let addr = if at == 0 { addr } else { addr.add(at as u64) };
+            let is_fenced = is_fenced && at == 0;
+            self.requests.push(Request { kind, addr, verb: n, at: first + at, len, is_fenced });
         }
         self.memory.push(memory);
-        self.brings.push(brings);
     }
-
-    fn push(&mut self, kind: Kind, addr: GlobalAddr, at: usize, local: Local, is_fenced: bool) {
-        let addr = if at == 0 { addr } else { addr.add(at as u64) };
-        self.requests.push(Request { kind, addr, local, is_fenced: is_fenced && at == 0 });
-    }
-}
-
-/// What a verb brought.
-pub(super) fn output(brings: Brings, memory: Memory) -> Output {
-    match (brings, memory) {
-        (Brings::Bytes, Memory::Owned(buf)) => Output::Bytes(buf),
-        (Brings::Word, Memory::Owned(buf)) => Output::Previous(buf.word(0)),
-        _ => Output::Done,
-    }
-}
-
-fn short(n: usize) -> u8 {
-    u8::try_from(n).expect("inline bytes are few")
 }
 
 /// Cuts `len` bytes at `offset` so that no piece ends inside a word that it does not begin in, nor is longer than `max`.
@@ -163,6 +148,7 @@ mod tests {
     use proptest::prelude::*;
 
     const AT: GlobalAddr = GlobalAddr::new(ServerId::new(0), RegionId::MAIN, 64);
+    const LIMITS: Limits = Limits { message_bytes: 1 << 20, inline_bytes: 32 };
 
     proptest! {
         #[test]
@@ -197,7 +183,7 @@ mod tests {
         batch.write(AT.add(3), pool.copy_of(&[7; 100]));
         batch.write_word(AT, 5);
         batch.faa(AT, 1);
-        let plan = Plan::new(batch, &pool, 1 << 20);
+        let plan = Plan::new(batch, &pool, LIMITS);
         let said: Vec<(Kind, u64, bool)> =
             plan.requests.iter().map(|r| (r.kind, r.addr.offset() - AT.offset(), r.is_fenced)).collect();
         let write = |at, fenced| (Kind::Write, at, fenced);
@@ -227,21 +213,27 @@ mod tests {
         batch.read_into(AT, 16, &shared, 8);
         batch.cas(AT, 1, 2);
         batch.write_inline(AT.add(6), &[1, 2, 3, 4]);
-        let plan = Plan::new(batch, &pool, 1 << 20);
-        assert_eq!(plan.brings[..], [Brings::Bytes, Brings::Nothing, Brings::Word, Brings::Nothing]);
+        let plan = Plan::new(batch, &pool, LIMITS);
         assert_eq!(plan.memory.len(), 4);
-        assert_eq!(plan.requests[1].local, Local::Part { verb: 1, at: 8, len: 16 });
-        let inline: Vec<(u8, u8)> = plan.requests[3..]
-            .iter()
-            .map(|request| match request.local {
-                Local::Inline { from, len, .. } => (from, len),
-                Local::Part { .. } => (99, 99),
-            })
-            .collect();
-        assert_eq!(inline, [(0, 2), (2, 2)], "cut between words");
-        let outputs: Vec<Output> =
-            plan.brings.iter().zip(plan.memory).map(|(brings, memory)| output(*brings, memory)).collect();
+        let places: Vec<_> = plan.requests.iter().map(|r| (r.verb, r.at, r.len)).collect();
+        assert_eq!(places, [(0, 0, 16), (1, 8, 16), (2, 0, 8), (3, 0, 2), (3, 2, 2)], "cut between words");
+        let outputs: Vec<Output> = plan.memory.into_iter().map(Memory::output).collect();
         assert!(matches!(&outputs[0], Output::Bytes(buf) if buf.len() == 16));
         assert!(matches!(outputs[1..], [Output::Done, Output::Previous(_), Output::Done]));
+    }
+
+    #[test]
+    fn a_device_that_carries_nothing_along_finds_a_writes_bytes_in_a_buffer() {
+        let pool = BufPool::default();
+        for (inline_bytes, is_carried) in [(0, false), (7, false), (8, true)] {
+            let mut batch = Batch::new(AT.server());
+            batch.write_word(AT, 0x0102_0304_0506_0708);
+            let plan = Plan::new(batch, &pool, Limits { inline_bytes, ..LIMITS });
+            match &plan.memory[0] {
+                Memory::Inline(bytes) => assert!(is_carried && bytes[..8] == [8, 7, 6, 5, 4, 3, 2, 1]),
+                Memory::Source(buf) => assert!(!is_carried && buf[..] == [8, 7, 6, 5, 4, 3, 2, 1]),
+                other => panic!("{other:?}"),
+            }
+        }
     }
 }

@@ -10,6 +10,7 @@ use super::sys;
 use crate::region::Permissions;
 use crate::wire::wire_struct;
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ const RNR_RETRIES: u8 = 7;
 /// 0.64 ms.
 const MIN_RNR_TIMER: u8 = 12;
 const HOP_LIMIT: u8 = 64;
+/// What devices that carry few bytes along still do.
+const FEW_INLINE_BYTES: u32 = 64;
 /// So many completions are taken at a time.
 const POLLED: usize = 16;
 
@@ -79,14 +82,16 @@ impl CompletionQueue {
 
     /// Calls `each` with what has completed; how many there were. An error means that the queue is of no more use.
     pub(super) fn poll(&self, mut each: impl FnMut(Completion)) -> Result<usize, VerbsError> {
-        let mut found = [sys::Wc::default(); POLLED];
-        let poll = self.context.operations().poll_cq.ok_or(VerbsError::NoDevice)?;
+        let mut found = [const { MaybeUninit::<sys::Wc>::uninit() }; POLLED];
+        let Some(poll) = self.context.operations().poll_cq else { return Err(VerbsError::NoDevice) };
         // SAFETY: a completion queue that exists, and room for as many as are asked for.
-        let count = unsafe { poll(self.raw.as_ptr(), 16, found.as_mut_ptr()) };
+        let count = unsafe { poll(self.raw.as_ptr(), 16, found.as_mut_ptr().cast()) };
         let Ok(count) = usize::try_from(count) else {
             return Err(VerbsError::last("tell what has completed"));
         };
         for wc in &found[..count.min(POLLED)] {
+            // SAFETY: the device wrote as many as it says; any bytes are a completion.
+            let wc = unsafe { wc.assume_init_ref() };
             each(Completion {
                 id: wc.wr_id,
                 queue: wc.qp_num,
@@ -216,29 +221,33 @@ impl QueuePair {
         mailbox: Option<Arc<Mailbox>>,
     ) -> Result<Self, VerbsError> {
         let library = domain.context().library();
-        let cap = sys::QpCap {
-            max_send_wr: depth.sends,
-            max_recv_wr: depth.receives,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline_data: depth.inline_bytes,
-        };
         let (null, cq) = (std::ptr::null_mut(), completions.raw.as_ptr());
-        let mut init = sys::QpInitAttr {
-            qp_context: null,
-            send_cq: cq,
-            recv_cq: cq,
-            srq: null,
-            cap,
-            qp_type: sys::QPT_RC,
-            sq_sig_all: 0,
-        };
-        // SAFETY: a domain and a completion queue that exist, and a valid description.
-        let raw = unsafe { (library.create_qp)(domain.raw(), &raw mut init) };
-        let raw = NonNull::new(raw).ok_or_else(|| VerbsError::last("make a queue pair"))?;
+        // How much a device carries along cannot be asked, only tried.
+        let made = [depth.inline_bytes, FEW_INLINE_BYTES.min(depth.inline_bytes), 0].into_iter().find_map(
+            |inline| {
+                let mut init = sys::QpInitAttr {
+                    qp_context: null,
+                    send_cq: cq,
+                    recv_cq: cq,
+                    srq: null,
+                    cap: sys::QpCap {
+                        max_send_wr: depth.sends,
+                        max_recv_wr: depth.receives,
+                        max_send_sge: 1,
+                        max_recv_sge: 1,
+                        max_inline_data: inline,
+                    },
+                    qp_type: sys::QPT_RC,
+                    sq_sig_all: 0,
+                };
+                // SAFETY: a domain and a completion queue that exist, and a valid description.
+                let raw = unsafe { (library.create_qp)(domain.raw(), &raw mut init) };
+                Some((NonNull::new(raw)?, init.cap.max_inline_data))
+            },
+        );
+        let (raw, inline_bytes) = made.ok_or_else(|| VerbsError::last("make a queue pair"))?;
         // SAFETY: made just now.
         let number = unsafe { raw.as_ref().qp_num };
-        let inline_bytes = init.cap.max_inline_data;
         let pair = Self {
             raw: Some(raw),
             end: QueueEnd { number, psn: psn & 0xff_ffff },
@@ -367,15 +376,17 @@ impl QueuePair {
         let Some(raw) = self.raw.take() else { return true };
         let library = self.domain.context().library();
         // SAFETY: made by us, and from here on nobody has it.
-        let is_gone = unsafe { (library.destroy_qp)(raw.as_ptr()) } == 0;
-        if !is_gone {
-            tracing::error!(
-                device = self.domain.device(),
-                "a queue pair cannot be destroyed; its memory is not used again"
-            );
-            std::mem::forget(self.mailbox.take());
+        if unsafe { (library.destroy_qp)(raw.as_ptr()) } == 0 {
+            return true;
         }
-        is_gone
+        let mut attr = sys::QpAttr { qp_state: sys::QPS_ERR, ..Default::default() };
+        let mask = i32::try_from(sys::QP_STATE).unwrap_or(0);
+        // SAFETY: it was not destroyed. In the error state it takes no requests from the other end and carries out none of ours.
+        let is_stopped = unsafe { (library.modify_qp)(raw.as_ptr(), &raw mut attr, mask) } == 0;
+        let device = self.domain.device();
+        tracing::error!(device, is_stopped, "a queue pair cannot be destroyed; its memory is not used again");
+        std::mem::forget(self.mailbox.take());
+        is_stopped
     }
 }
 

@@ -9,7 +9,7 @@
 
 use super::device::Domain;
 use super::memory::LocalMemory;
-use super::plan::{Kind, Local, Memory, Plan, Request};
+use super::plan::{Kind, Memory, Plan, Request};
 use super::queue::QueuePair;
 use super::sys;
 use crate::addr::RegionId;
@@ -31,33 +31,20 @@ pub(super) struct FarRegion {
 /// All of them, by number.
 pub(super) type FarRegions = [FarRegion; RegionId::MAX as usize + 1];
 
-/// Memory of a verb, and how the device knows it.
-#[derive(Debug)]
-struct Cargo {
-    key: u32,
-    /// Of what is not registered otherwise; before the memory, so that the device forgets it first.
-    _registration: Option<Registration>,
-    memory: Memory,
-}
-
 /// A plan under way.
 #[derive(Debug)]
 struct Job {
     tag: usize,
-    requests: SmallVec<[Request; 4]>,
+    requests: SmallVec<[Request; 2]>,
     /// How many of them are posted.
     posted: usize,
     /// The number of the last one that is.
     last: u64,
-    cargo: SmallVec<[Cargo; 2]>,
-    since: Nanos,
-}
-
-/// A job that the device has done with.
-#[derive(Debug)]
-pub(super) struct Done {
-    pub(super) tag: usize,
-    pub(super) memory: SmallVec<[Memory; 2]>,
+    /// How the device knows each verb's memory.
+    keys: SmallVec<[u32; 2]>,
+    /// Of memory that it did not know; before the memory, so that the device forgets it first.
+    registrations: Vec<Registration>,
+    memory: SmallVec<[Memory; 2]>,
 }
 
 /// A queue pair that sends.
@@ -71,6 +58,8 @@ pub(super) struct Sender {
     room: u64,
     posted: u64,
     completed: u64,
+    /// When jobs were first seen to be under way, since the last completion.
+    waiting_since: Option<Nanos>,
     list: Vec<sys::SendWr>,
     places: Vec<sys::Sge>,
 }
@@ -85,6 +74,7 @@ impl Sender {
             room: u64::from(room),
             posted: 0,
             completed: 0,
+            waiting_since: None,
             list: Vec::new(),
             places: Vec::new(),
         }
@@ -98,36 +88,56 @@ impl Sender {
         self.jobs.is_empty()
     }
 
-    /// Since when the oldest job is under way.
-    pub(super) fn oldest(&self) -> Option<Nanos> {
-        self.jobs.front().map(|job| job.since)
+    /// Since when nothing has completed though something should, as of the last time it was asked.
+    pub(super) fn waiting_since(&self) -> Option<Nanos> {
+        self.waiting_since
+    }
+
+    /// The same, now.
+    pub(super) fn is_waiting_since(&mut self, now: Nanos) -> Option<Nanos> {
+        self.waiting_since = (!self.jobs.is_empty()).then(|| self.waiting_since.unwrap_or(now));
+        self.waiting_since
     }
 
     /// Posts a plan, as far as there is room. `Ok(false)`: the queue pair has failed, and has to be ended.
-    pub(super) fn post(&mut self, plan: Plan, tag: usize, since: Nanos) -> Result<bool, FabricError> {
-        let cargo = plan.memory.into_iter().map(|memory| self.load(memory)).collect::<Result<_, _>>()?;
-        self.jobs.push_back(Job { tag, requests: plan.requests, posted: 0, last: 0, cargo, since });
+    pub(super) fn post(&mut self, plan: Plan, tag: usize) -> Result<bool, FabricError> {
+        let (mut keys, mut registrations) = (SmallVec::new(), Vec::new());
+        for memory in &plan.memory {
+            keys.push(self.key(memory, &mut registrations)?);
+        }
+        self.jobs.push_back(Job {
+            tag,
+            requests: plan.requests,
+            posted: 0,
+            last: 0,
+            keys,
+            registrations,
+            memory: plan.memory,
+        });
         Ok(self.pump())
     }
 
     /// Finds the key of a verb's memory; registers it if it has none.
-    fn load(&self, memory: Memory) -> Result<Cargo, FabricError> {
-        let (key, base, bytes) = match &memory {
-            Memory::None => (Some(0), NonNull::dangling(), 0),
-            Memory::Owned(buf) => (buf.local_key(self.registrar.domain()), buf.base(), buf.len()),
+    fn key(&self, memory: &Memory, registrations: &mut Vec<Registration>) -> Result<u32, FabricError> {
+        match memory {
+            Memory::Inline(_) => Ok(0),
             Memory::Shared(buf) => {
                 let key = buf.local_key(&self.registrar);
-                let key = key.ok_or(FabricError::CannotRegister { bytes: buf.memory().len() })?;
-                (Some(key), buf.memory().base(), buf.memory().len())
+                key.ok_or(FabricError::CannotRegister { bytes: buf.memory().len() })
             }
-        };
-        if let Some(key) = key {
-            return Ok(Cargo { key, _registration: None, memory });
+            Memory::Source(buf) | Memory::Landing(buf) | Memory::Word(buf) => {
+                if let Some(key) = buf.local_key(self.registrar.domain()) {
+                    return Ok(key);
+                }
+                // SAFETY: the registration goes before the memory, by the order of fields in `Job`; or, if there comes to be no
+                // job, before the plan.
+                let registration = unsafe { self.registrar.register(buf.base(), buf.len()) };
+                let registration = registration.ok_or(FabricError::CannotRegister { bytes: buf.len() })?;
+                let key = registration.key();
+                registrations.push(registration);
+                Ok(key)
+            }
         }
-        // SAFETY: the registration goes before the memory, by the order of fields.
-        let registration = unsafe { self.registrar.register(base, bytes) };
-        let registration = registration.ok_or(FabricError::CannotRegister { bytes })?;
-        Ok(Cargo { key: registration.key(), _registration: Some(registration), memory })
     }
 
     /// Posts what has not been, as far as there is room; false if the queue pair has failed.
@@ -156,9 +166,10 @@ impl Sender {
         let job = &mut jobs[n];
         list.clear();
         places.clear();
-        for request in &mut job.requests[job.posted..job.posted + part] {
+        for request in &job.requests[job.posted..job.posted + part] {
             *posted += 1;
-            let (place, flags) = local(request, &mut job.cargo, queue.depth().inline_bytes as usize);
+            let (place, flags) =
+                local(request, &mut job.memory, &job.keys, queue.depth().inline_bytes as usize);
             places.push(place);
             list.push(described(request, regions, *posted, flags));
         }
@@ -174,25 +185,30 @@ impl Sender {
             next = &raw mut *request;
         }
         let Some(first) = list.first_mut() else { return true };
-        // SAFETY: the list was linked just now. Every place lies within the job's cargo (checked in `local`) or is inline; the
-        // cargo is ours until the completion (`completed`) or until the queue pair is gone (`end`, `drop`).
+        // SAFETY: the list was linked just now. Every place lies within the job's memory (checked in `local`) or is inline; the
+        // memory is ours until the completion (`completed`) or until the queue pair is gone (`end`, `drop`).
         unsafe { queue.post(first) }
     }
 
-    /// All requests up to this number have completed; what that ends. `None`: the queue pair has failed.
-    pub(super) fn completed(&mut self, number: u64) -> Option<SmallVec<[Done; 2]>> {
+    /// All requests up to this number have completed: `done` gets the tag and the memory of each job that ends with that. False if the
+    /// queue pair has failed.
+    pub(super) fn completed(
+        &mut self,
+        number: u64,
+        mut done: impl FnMut(usize, SmallVec<[Memory; 2]>),
+    ) -> bool {
         self.completed = self.completed.max(number.min(self.posted));
-        let mut done = SmallVec::new();
+        self.waiting_since = None;
         while let Some(job) = self.jobs.front() {
             if job.posted < job.requests.len() || job.last > self.completed {
                 break;
             }
-            if let Some(job) = self.jobs.pop_front() {
-                let memory = job.cargo.into_iter().map(|cargo| cargo.memory).collect();
-                done.push(Done { tag: job.tag, memory });
+            if let Some(Job { tag, registrations, memory, .. }) = self.jobs.pop_front() {
+                drop(registrations);
+                done(tag, memory);
             }
         }
-        self.pump().then_some(done)
+        self.pump()
     }
 
     /// Ends the queue pair. What was under way, by its tag, and whether any of it was posted.
@@ -216,35 +232,21 @@ impl Drop for Sender {
 }
 
 /// Where a request's bytes are on our side, and the flag that goes with it.
-fn local(request: &mut Request, cargo: &mut [Cargo], inline_bytes: usize) -> (sys::Sge, u32) {
-    let length = |len: usize| u32::try_from(len).expect("a message is shorter than 4 GiB");
-    match &request.local {
-        Local::Inline { bytes, from, len } => {
-            let bytes = &bytes[usize::from(*from)..usize::from(*from) + usize::from(*len)];
-            let place = sys::Sge {
-                addr: bytes.as_ptr().expose_provenance() as u64,
-                length: length(bytes.len()),
-                lkey: 0,
-            };
-            (place, sys::SEND_INLINE)
-        }
-        Local::Part { verb, at, len } => {
-            let cargo = &mut cargo[*verb];
-            let (base, bytes) = match &mut cargo.memory {
-                Memory::None => unreachable!("only inline bytes have no memory"),
-                Memory::Owned(buf) => (buf.base(), buf.len()),
-                Memory::Shared(buf) => (buf.memory().base(), buf.memory().len()),
-            };
-            assert!(*len <= bytes && *at <= bytes - *len, "a request goes beyond its buffer");
-            let place = sys::Sge {
-                addr: (base.as_ptr().expose_provenance() + at) as u64,
-                length: length(*len),
-                lkey: cargo.key,
-            };
-            let is_short = request.kind == Kind::Write && *len <= inline_bytes;
-            (place, if is_short { sys::SEND_INLINE } else { 0 })
-        }
-    }
+fn local(request: &Request, memory: &mut [Memory], keys: &[u32], inline_bytes: usize) -> (sys::Sge, u32) {
+    let (base, bytes) = match &mut memory[request.verb] {
+        Memory::Inline(bytes) => (NonNull::from(&mut *bytes).cast::<u8>(), bytes.len()),
+        Memory::Source(buf) | Memory::Landing(buf) | Memory::Word(buf) => (buf.base(), buf.len()),
+        Memory::Shared(buf) => (buf.memory().base(), buf.memory().len()),
+    };
+    let Request { at, len, .. } = *request;
+    assert!(len <= bytes && at <= bytes - len, "a request goes beyond its buffer");
+    let place = sys::Sge {
+        addr: (base.as_ptr().expose_provenance() + at) as u64,
+        length: u32::try_from(len).expect("a message is shorter than 4 GiB"),
+        lkey: keys[request.verb],
+    };
+    let is_short = request.kind == Kind::Write && len <= inline_bytes;
+    (place, if is_short { sys::SEND_INLINE } else { 0 })
 }
 
 /// The request as the device wants it.

@@ -367,6 +367,7 @@ constants! {
     QPS_INIT = 1;
     QPS_RTR = 2;
     QPS_RTS = 3;
+    QPS_ERR = 6;
     QP_STATE = 1;
     QP_ACCESS_FLAGS = 1 << 3;
     QP_PKEY_INDEX = 1 << 4;
