@@ -69,7 +69,7 @@ pub(crate) struct Turn {
 
 impl Model {
     pub(crate) fn new(keys: u64) -> Self {
-        let keys = vec![Key::default(); usize::try_from(keys).unwrap()];
+        let keys = vec![Key::default(); usize::try_from(keys).expect("few keys")];
         Self {
             keys: Rc::new(RefCell::new(keys)),
             owners: Rc::default(),
@@ -77,6 +77,11 @@ impl Model {
             changes: Rc::default(),
             looks: Rc::default(),
         }
+    }
+
+    /// How many there are.
+    pub(crate) fn keys(&self) -> usize {
+        self.keys.borrow().len()
     }
 
     pub(crate) fn key(&self, key: usize) -> Key {

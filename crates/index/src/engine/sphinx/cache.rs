@@ -104,9 +104,14 @@ impl Tree {
         for len in filter.longest(hashes).take_while(|len| *len > 0).take(MAX_PROBES) {
             let hash = hashes[len];
             marks::hit("hash_probe");
-            let table = finder.table(&self.shared, hash);
-            let found = table.look_up(op, hash, matches(hash)).await?;
-            jump.stop = self.first_match(op, key, (len, hash), &found).await?;
+            let probe = finder.table(&self.shared, hash).probe(hash);
+            // One look is enough: an entry that it does not see because it has just moved is no loss, and whoever finds the node by
+            // another way sees to it.
+            let pairs = surely::read_many(op, &probe.places()).await?;
+            let [one, two] = &pairs[..] else { continue };
+            if let Some(found) = probe.candidates([one, two], matches(hash)) {
+                jump.stop = self.first_match(op, key, (len, hash), &found).await?;
+            }
             if jump.stop.is_some() {
                 return Ok(jump);
             }
@@ -180,14 +185,14 @@ impl Tree {
         node: NodeRef,
         len: usize,
     ) -> Result<Option<Stop>, IndexError> {
-        if node.kind == NodeKind::N256 && self.shared.config.switches.slot_reads {
+        let is_ordered = op.endpoint().capabilities().ordered_reads;
+        if node.kind == NodeKind::N256 && self.shared.config.switches.slot_reads && is_ordered {
             return self.read_slot_only(op, key, node, len).await.map(Some);
         }
         let bytes = node.kind.bytes();
         let mut batch = Batch::new(node.addr.server());
         let head = batch.read(node.addr, 8);
         let whole = batch.read(node.addr, bytes);
-        let is_ordered = op.endpoint().capabilities().ordered_reads;
         let (head, image) = match op.submit(batch).await {
             Ok(mut done) if is_ordered => (done.take(head).word(NODE_HEAD_AT), done.take(whole)),
             outcome => {

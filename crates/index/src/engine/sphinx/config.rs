@@ -13,29 +13,33 @@ const MIN_FILTER_BYTES: u64 = 64;
 
 /// The paper's techniques (III-A and III-B), each of which can be left out, and one step beyond it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a technique of its own")]
 pub struct Switches {
     /// III-A: inner nodes are found by the hash of their prefix.
     pub hash_table: bool,
     /// III-B: a filter tells which prefixes are worth asking for. Needs `hash_table`.
     pub filter: bool,
+    /// V-B: scans read many nodes and leaves at a time.
+    pub batched_scans: bool,
     /// Beyond the paper: of a Node256 only its head and the slot that counts are read.
     pub slot_reads: bool,
 }
 
 impl Switches {
     /// Sphinx as Farwood runs it.
-    pub const SPHINX: Self = Self { hash_table: true, filter: true, slot_reads: true };
+    pub const SPHINX: Self = Self { hash_table: true, filter: true, batched_scans: true, slot_reads: true };
     /// The paper's baseline: an adaptive radix tree in far memory.
-    pub const ART: Self = Self { hash_table: false, filter: false, slot_reads: false };
+    pub const ART: Self = Self { hash_table: false, filter: false, batched_scans: false, slot_reads: false };
 
     /// The switches by name.
-    pub const NAMES: [&'static str; 3] = ["hash_table", "filter", "slot_reads"];
+    pub const NAMES: [&'static str; 4] = ["hash_table", "filter", "batched_scans", "slot_reads"];
 
     /// The switch of this name.
     pub fn by_name(&mut self, name: &str) -> Option<&mut bool> {
         Some(match name {
             "hash_table" => &mut self.hash_table,
             "filter" => &mut self.filter,
+            "batched_scans" => &mut self.batched_scans,
             "slot_reads" => &mut self.slot_reads,
             _ => return None,
         })
@@ -86,7 +90,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            filter_bytes: 48 << 20,
+            filter_bytes: 16 << 20,
             table_groups: table::Config::default().groups,
             switches: Switches::SPHINX,
             sabotage: Sabotage::default(),

@@ -133,7 +133,6 @@ impl Filter {
 
     /// 32 bits, scaled down to a bucket's number.
     #[inline]
-    #[expect(clippy::cast_possible_truncation, reason = "below the number of buckets")]
     fn scale(&self, bits: u64) -> usize {
         ((bits * self.buckets.len() as u64) >> 32) as usize
     }

@@ -54,6 +54,8 @@ struct Scan<'a> {
     end: Option<Edge<'a>>,
     limit: usize,
     reverse: bool,
+    /// How many objects are read at a time.
+    parallel: usize,
     /// What comes next, in the order of the scan.
     ahead: VecDeque<Item>,
     found: Vec<KeyValue>,
@@ -95,7 +97,7 @@ impl Scan<'_> {
 
     /// Where in the list are the first objects to be read, and of how many bytes.
     fn next_reads(&self) -> Vec<(usize, farwood_fabric::GlobalAddr, usize)> {
-        let most = self.limit.saturating_sub(self.found.len()).clamp(1, MAX_PARALLEL);
+        let most = self.limit.saturating_sub(self.found.len()).clamp(1, self.parallel);
         let (mut reads, mut bytes, mut pairs) = (Vec::new(), 0, 0);
         for (n, item) in self.ahead.iter().enumerate() {
             let (addr, len) = match item {
@@ -164,7 +166,8 @@ impl Tree {
         let (start, end) = (Edge::of(range.0, seed), Edge::of(range.1, seed));
         let on_edge = OnEdge { start: start.is_some(), end: end.is_some() };
         let ahead = VecDeque::from([Item::Node { node: self.shared.root, on_edge }]);
-        let mut scan = Scan { range, start, end, limit, reverse, ahead, found: Vec::new() };
+        let parallel = if self.shared.config.switches.batched_scans { MAX_PARALLEL } else { 1 };
+        let mut scan = Scan { range, start, end, limit, reverse, parallel, ahead, found: Vec::new() };
         while !scan.is_done() {
             self.look_ahead(&op, &mut scan).await?;
             scan.harvest();

@@ -111,7 +111,7 @@ pub struct Sabotage {
 /// What the table needs to know of the nodes that its entries lead to, and of the index around it.
 pub trait Nodes {
     /// The hash of each entry's prefix, as the node says; `None` if there is no such node any more, and the entry may go. A node must be in place
-    /// before its entry is inserted.
+    /// before its entry is inserted. A split asks for a subtable's entries at once, so that their nodes can be read together.
     fn hashes_of(
         &self,
         op: &Op,

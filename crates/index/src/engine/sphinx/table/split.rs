@@ -17,7 +17,7 @@ use farwood_fabric::{Batch, GlobalAddr, Op, marks};
 const MAX_LOOKS: u32 = 1_000_000;
 const WAIT_NS: Nanos = 2_000;
 /// How many slots are changed at a time.
-const SWAPS_AT_ONCE: usize = 32;
+const SWAPS_AT_ONCE: usize = 64;
 
 /// Who holds a subtable's lock: a session's term, and which of its acquisitions. 0: nobody.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -208,7 +208,9 @@ impl Table {
             begun
         };
         // In this order: whoever goes on after us must find the child.
-        surely::write_word(op, child_at, child.to_raw()).await?;
+        surely::write_word(op, child_at, child.to_raw())
+            .await
+            .inspect_err(|_| self.inner.pool.heap().abandon())?;
         self.set_state(op, subtable, state.with(state.depth, Phase::Splitting)).await?;
         let moving = self.freeze(op, nodes, subtable, state).await?;
         surely::write(op, child, &image(self.inner.geometry, state.child(), &moving)).await?;
