@@ -103,7 +103,11 @@ impl Arguments {
         match self.subject {
             SubjectName::Cells => trial::run(&Cells { keys: trial.keys, bugs }, trial, settings),
             SubjectName::Records => trial::run(&Records { keys: trial.keys, bugs }, trial, settings),
-            SubjectName::Sherman => trial::run(&Sherman::new(Config::tiny()), trial, settings),
+            SubjectName::Sherman => {
+                let mut config = Config::tiny();
+                config.sabotage.zero_freed = true;
+                trial::run(&Sherman::new(config), trial, settings)
+            }
         }
     }
 
@@ -116,12 +120,14 @@ impl Arguments {
             let first = self.seed;
             move |n| first.wrapping_add(n)
         });
-        let mut usual = Trial::default();
-        if self.subject == SubjectName::Sherman {
-            // Enough keys for several levels, and time to fill and empty them.
-            (usual.keys, usual.ops) = (96, 150);
-        }
-        Ok(Box::new(seeds.map(move |seed| Trial { seed, ..usual.clone() }.with_random_faults())))
+        let is_tree = self.subject == SubjectName::Sherman;
+        let usual = move |seed: u64| match (is_tree, seed % 2) {
+            // Enough keys for several levels, and time to fill and empty them; or few, and nodes that come and go.
+            (true, 0) => Trial { seed, keys: 96, ops: 150, ..Trial::default() },
+            (true, _) => Trial { seed, keys: 24, ops: 150, churn: true, ..Trial::default() },
+            (false, _) => Trial { seed, ..Trial::default() },
+        };
+        Ok(Box::new(seeds.map(move |seed| usual(seed).with_random_faults())))
     }
 }
 

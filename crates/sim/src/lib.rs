@@ -3,6 +3,8 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`trial`] | one run: a world, a workload, a fault plan, all from one line of text |
+//! | [`mix`] | what one client does |
+//! | [`threads`] | the same on threads and processes of real transports |
 //! | [`shrink`] | makes a failing trial small |
 //! | [`history`] | what clients did and were told |
 //! | [`locks`] | spin locks under skew, in cost mode: what published systems show the limits of their NICs with |
@@ -14,8 +16,10 @@
 pub mod check;
 pub mod history;
 pub mod locks;
+pub mod mix;
 pub mod reference;
 pub mod shrink;
+pub mod threads;
 pub mod trial;
 
 pub use trial::{Failure, Report, Trial};
