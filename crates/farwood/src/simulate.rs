@@ -109,7 +109,11 @@ impl Arguments {
         match self.subject {
             SubjectName::Cells => trial::run(&Cells { keys: trial.keys, bugs }, trial, settings),
             SubjectName::Records => trial::run(&Records { keys: trial.keys, bugs }, trial, settings),
-            SubjectName::Sherman => trial::run(&Sherman::new(Config::tiny()), trial, settings),
+            SubjectName::Sherman => {
+                let mut config = Config::tiny();
+                config.sabotage.zero_freed = true;
+                trial::run(&Sherman::new(config), trial, settings)
+            }
             SubjectName::Sphinx => trial::run(&Sphinx::new(sphinx::Config::tiny()), trial, settings),
             SubjectName::Art => trial::run(&Sphinx::new(sphinx::Config::art()), trial, settings),
         }
@@ -124,16 +128,23 @@ impl Arguments {
             let first = self.seed;
             move |n| first.wrapping_add(n)
         });
-        let mut usual = Trial::default();
-        if !matches!(self.subject, SubjectName::Cells | SubjectName::Records) {
-            // Enough keys for several levels, and time to fill and empty them.
-            (usual.keys, usual.ops) = (96, 150);
-        }
-        let spelled = matches!(self.subject, SubjectName::Sphinx | SubjectName::Art);
-        let spellings = if spelled { &Spelling::ALL[..] } else { &[Spelling::Numbers] };
-        Ok(Box::new(seeds.zip(spellings.iter().cycle()).map(move |(seed, spelling)| {
-            Trial { seed, spelling: *spelling, ..usual.clone() }.with_random_faults()
-        })))
+        let (is_tree, is_spelled) = match self.subject {
+            SubjectName::Cells | SubjectName::Records => (false, false),
+            SubjectName::Sherman => (true, false),
+            SubjectName::Sphinx | SubjectName::Art => (true, true),
+        };
+        let spellings = if is_spelled { &Spelling::ALL[..] } else { &[Spelling::Numbers] };
+        let usual = move |seed: u64, spelling: Spelling| match (is_tree, seed % 2) {
+            // Enough keys for several levels, and time to fill and empty them; or few, and nodes that come and go.
+            (true, 0) => Trial { seed, spelling, keys: 96, ops: 150, ..Trial::default() },
+            (true, _) => Trial { seed, spelling, keys: 24, ops: 150, churn: true, ..Trial::default() },
+            (false, _) => Trial { seed, spelling, ..Trial::default() },
+        };
+        Ok(Box::new(
+            seeds
+                .zip(spellings.iter().cycle())
+                .map(move |(seed, spelling)| usual(seed, *spelling).with_random_faults()),
+        ))
     }
 }
 

@@ -14,7 +14,7 @@ pub type KeyValue = (Vec<u8>, Vec<u8>);
 pub enum IndexError {
     /// The operation may have happened, or not; whatever becomes of it has become of it by now.
     Unknown,
-    /// This session is fenced; whether the operation happened is unknown. Open a new session.
+    /// This session is fenced; whether the operation happened is unknown. Open a new session, or connect a new client.
     Fenced,
     /// The key cannot be stored in this index.
     BadKey {
@@ -69,7 +69,7 @@ impl fmt::Display for IndexError {
                 f.write_str("the operation may or may not have happened; read before repeating it")
             }
             Self::Fenced => f.write_str(
-                "this session was fenced; open a new one, and read before repeating the operation",
+                "this session was fenced; open a new one (or a new client), and read before repeating the operation",
             ),
             Self::BadKey { why } => write!(f, "this index cannot store the key: {why}"),
             Self::BadValue { why } => write!(f, "this index cannot store the value: {why}"),

@@ -1,5 +1,6 @@
 //! The client from many threads, and as futures: what it promises, and how it ends.
 
+use farwood_fabric::{Executor, Session, SessionOptions};
 use farwood_index::{AnyEngine, Client, IndexError};
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -149,6 +150,36 @@ fn operations_are_futures_for_any_runtime_and_end_though_the_client_is_gone() {
     for put in last {
         assert_eq!(put.wait(), Ok(()));
     }
+}
+
+/// A client that was fenced, as happens to one that was silent for longer than its lease, says so and what to do; another one goes on.
+#[test]
+fn a_fenced_client_says_so_and_a_new_one_goes_on() {
+    let cluster = farwood_memory::embedded(2, 64 << 20).expect("there is memory");
+    let fenced = Client::new(&cluster, 2).expect("it joins");
+    let index = fenced.create("kept", &sherman()).wait().expect("created");
+    assert_eq!(index.put([1; 8], [2; 8]).wait(), Ok(()));
+    Executor::new().block_on(async {
+        let warden = Session::open(&cluster, SessionOptions::default()).await.expect("a session");
+        let endpoint = warden.endpoint().expect("an endpoint");
+        let sessions = warden.list(&endpoint.op()).await.expect("listed");
+        let victim = sessions.iter().find(|info| info.session != warden.id()).expect("the client's");
+        warden.fence(&endpoint.op(), victim.session, true).await.expect("fenced");
+        warden.close(&endpoint).await.expect("closed");
+    });
+    for key in [1u8, 7] {
+        let refused = index.put([key; 8], [3; 8]).wait();
+        assert_eq!(refused, Err(IndexError::Fenced));
+        let said = refused.expect_err("it is fenced").to_string();
+        assert!(said.contains("fenced") && said.contains("new"), "{said}");
+    }
+    let next = Client::new(&cluster, 1).expect("it joins");
+    let again = next.open("kept").wait().expect("opened");
+    assert_eq!(again.get([1; 8]).wait(), Ok(Some(vec![2; 8])), "what was refused did not happen");
+    assert_eq!(again.put([1; 8], [4; 8]).wait(), Ok(()), "no lock is in the way");
+    drop((index, fenced));
+    assert_eq!(again.get([1; 8]).wait(), Ok(Some(vec![4; 8])));
+    assert!(again.check().wait().is_ok());
 }
 
 #[test]

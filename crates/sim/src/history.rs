@@ -170,6 +170,14 @@ impl History {
         Self { initial: pairs.into_iter().collect(), ..Self::default() }
     }
 
+    /// A history of operations that were written down elsewhere, on an index that was empty, with stamps from one counter.
+    #[must_use]
+    pub fn of(mut operations: Vec<Operation>) -> Self {
+        operations.sort_unstable_by_key(|operation| operation.invoked);
+        let stamps = operations.iter().map(|op| op.responded.unwrap_or(op.invoked)).max().unwrap_or(0);
+        Self { operations, stamps, ..Self::default() }
+    }
+
     /// Records that `client` starts `action` now.
     pub fn invoke(&mut self, client: u32, action: Action) -> OpId {
         let invoked = self.stamp();

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | [`trial`] | one run: a world, a workload, a fault plan, all from one line of text |
 //! | [`spelling`] | what its keys look like |
+//! | [`mix`] | what one client does |
+//! | [`threads`] | the same on threads and processes of real transports |
 //! | [`shrink`] | makes a failing trial small |
 //! | [`history`] | what clients did and were told |
 //! | [`locks`] | spin locks under skew, in cost mode: what published systems show the limits of their NICs with |
@@ -15,9 +17,11 @@
 pub mod check;
 pub mod history;
 pub mod locks;
+pub mod mix;
 pub mod reference;
 pub mod shrink;
 pub mod spelling;
+pub mod threads;
 pub mod trial;
 
 pub use trial::{Failure, Report, Trial};

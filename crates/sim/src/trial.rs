@@ -6,11 +6,10 @@
 //!    One that finds itself fenced starts anew with a new session.
 //! 3. When all have ended or died, the driver waits for the leases of the dead and recovers them.
 //! 4. The structure is walked and verified, memory is accounted for, and the history is judged.
-//!
-//! Keys are few and values are never written twice, so that operations meet and the checkers can tell writes apart.
 
 use crate::check::{self, leaks};
-use crate::history::{Action, History, Key, Outcome, Value};
+use crate::history::{Action, History};
+use crate::mix::{self, Mix};
 use crate::spelling::Spelling;
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos};
 use farwood_fabric::control::SessionState;
@@ -26,7 +25,6 @@ use fastrand::Rng;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::{Bound, RangeInclusive};
 use std::rc::Rc;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -36,8 +34,6 @@ const LEASE_NS: Nanos = MILLISECOND;
 const HEARTBEAT_NS: Nanos = 100 * MICROSECOND;
 /// How often a fenced compute server starts anew.
 const MAX_LIVES: u32 = 5;
-/// After so many operations tasks turn from filling the index to emptying it, and back.
-const PHASE_OPS: u32 = 32;
 /// What the index is called.
 const INDEX: &str = "tried";
 /// How often the driver looks whether the dead can be recovered.
@@ -81,6 +77,8 @@ pub struct Trial {
     pub spelling: Spelling,
     /// Whether verbs tear.
     pub tear: bool,
+    /// Whether half of the tasks empty the index while the others fill it, rather than all together: memory is used again sooner.
+    pub churn: bool,
     /// What goes wrong.
     pub faults: FaultPlan,
 }
@@ -147,6 +145,7 @@ impl Default for Trial {
             keys: 8,
             spelling: Spelling::Numbers,
             tear: true,
+            churn: false,
             faults,
         }
     }
@@ -154,13 +153,16 @@ impl Default for Trial {
 
 impl fmt::Display for Trial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, servers, sessions, tasks, ops, keys, spelling, tear, faults } = self;
+        let Self { seed, servers, sessions, tasks, ops, keys, spelling, tear, churn, faults } = self;
         write!(
             f,
             "seed={seed} servers={servers} sessions={sessions} tasks={tasks} ops={ops} keys={keys} tear={tear}"
         )?;
         if *spelling != Spelling::Numbers {
             write!(f, " spell={spelling}")?;
+        }
+        if *churn {
+            f.write_str(" churn=true")?;
         }
         if faults.faults.is_empty() { Ok(()) } else { write!(f, " {faults}") }
     }
@@ -212,6 +214,7 @@ fn set(trial: &mut Trial, word: &str) -> Option<()> {
         "keys" => trial.keys = value.parse().ok().filter(|n| (1..=4096).contains(n))?,
         "spell" => trial.spelling = value.parse().ok()?,
         "tear" => trial.tear = value.parse().ok()?,
+        "churn" => trial.churn = value.parse().ok()?,
         _ => return None,
     }
     Some(())
@@ -472,25 +475,17 @@ async fn live<E: Engine>(
     let tasks: Vec<_> = (0..trial.tasks)
         .map(|task| {
             let (pool, attached, engine) = (pool.clone(), attached.clone(), engine.clone());
-            let (log, left, keys) = (Rc::clone(log), Rc::clone(left), (trial.keys, trial.spelling));
-            let sizes = engine.value_bytes();
+            let (log, left, keys) = (Rc::clone(log), Rc::clone(left), trial.keys);
+            let (spelling, phases) = (trial.spelling, if trial.churn { u32::from(task) } else { 0 });
             let seed = trial.seed ^ u64::from(client) << 40 ^ u64::from(life) << 32 ^ u64::from(task) << 16;
             keeper.spawn(async move {
                 let endpoint = pool.session().endpoint()?;
                 let index = engine.open(&attached, &endpoint, task)?;
-                let mut rng = Rng::with_seed(seed);
-                let mut seen = BTreeMap::new();
+                let mut mix = Mix::new(seed, keys, engine.value_bytes()).spelled(spelling).ahead(phases);
                 while left.borrow()[usize::from(task)] > 0 {
-                    let shrinking = left.borrow()[usize::from(task)] / PHASE_OPS % 2 == 1;
-                    let action = random_action(
-                        &mut rng,
-                        (keys, &sizes),
-                        shrinking,
-                        &mut log.borrow_mut().values,
-                        &seen,
-                    );
+                    let action = mix.draw(left.borrow()[usize::from(task)], &mut log.borrow_mut().values);
                     left.borrow_mut()[usize::from(task)] -= 1;
-                    perform(&index, &log, client * 100 + u32::from(task), action, &mut seen).await?;
+                    perform(&index, &log, client * 100 + u32::from(task), action, &mut mix).await?;
                 }
                 Ok::<_, IndexError>(())
             })
@@ -515,60 +510,20 @@ async fn live<E: Engine>(
     Ok(())
 }
 
-/// Draws one operation. `seen` is what the task last saw under each key, for comparisons that have a chance.
-fn random_action(
-    rng: &mut Rng,
-    ((keys, spelling), sizes): ((u64, Spelling), &RangeInclusive<usize>),
-    shrinking: bool,
-    values: &mut u64,
-    seen: &BTreeMap<Key, Option<Value>>,
-) -> Action {
-    let kind = rng.u8(0..100);
-    let key = spelling.key(rng.u64(0..keys));
-    let mut value = || {
-        *values += 1;
-        let mut value = values.to_le_bytes().to_vec();
-        // Of many lengths, and full to the last word, so that a torn value shows.
-        value.resize(rng.usize(sizes.clone()), value[0] | 1);
-        value
-    };
-    match kind {
-        0..35 => Action::Get { key },
-        35..52 if shrinking => Action::Delete { key },
-        35..60 => Action::Put { key, value: value() },
-        60..65 => Action::PutIfAbsent { key, value: value() },
-        65..70 => Action::UpdateIfPresent { key, value: value() },
-        70..80 => Action::Delete { key },
-        80..90 => {
-            let expected = seen.get(&key).cloned().flatten();
-            let new = if kind < 83 { None } else { Some(value()) };
-            Action::CompareAndSwap { key, expected, new }
-        }
-        _ => {
-            let other = spelling.key(rng.u64(0..keys));
-            let (low, high) = if key <= other { (key, other) } else { (other, key) };
-            let start = if rng.bool() { Bound::Included(low) } else { Bound::Unbounded };
-            let end = if rng.bool() { Bound::Excluded(high) } else { Bound::Unbounded };
-            let limit = if rng.bool() { rng.usize(1..5) } else { usize::MAX };
-            Action::Scan { start, end, limit, reverse: rng.bool() }
-        }
-    }
-}
-
 /// Does one operation and writes down what became of it. An error ends the task; the one that no fault explains is kept.
 async fn perform<I: OrderedIndex>(
     index: &I,
     log: &Rc<RefCell<Log>>,
     client: u32,
     action: Action,
-    seen: &mut BTreeMap<Key, Option<Value>>,
+    mix: &mut Mix,
 ) -> Result<(), IndexError> {
     let id = log.borrow_mut().history.invoke(client, action.clone());
-    let ended = execute(index, &action).await;
+    let ended = mix::execute(index, &action).await;
     let mut log = log.borrow_mut();
     match ended {
         Ok(outcome) => {
-            note_seen(&action, &outcome, seen);
+            mix.note(&action, &outcome);
             log.history.respond(id, outcome);
             Ok(())
         }
@@ -586,46 +541,6 @@ async fn perform<I: OrderedIndex>(
     }
 }
 
-async fn execute<I: OrderedIndex>(index: &I, action: &Action) -> Result<Outcome, IndexError> {
-    Ok(match action {
-        Action::Get { key } => Outcome::Value(index.get(key).await?),
-        Action::Put { key, value } => {
-            index.put(key, value).await?;
-            Outcome::Done
-        }
-        Action::PutIfAbsent { key, value } => Outcome::Applied(index.put_if_absent(key, value).await?),
-        Action::UpdateIfPresent { key, value } => {
-            Outcome::Applied(index.update_if_present(key, value).await?)
-        }
-        Action::CompareAndSwap { key, expected, new } => {
-            Outcome::Applied(index.compare_and_swap(key, expected.as_deref(), new.as_deref()).await?)
-        }
-        Action::Delete { key } => Outcome::Applied(index.delete(key).await?),
-        Action::Scan { start, end, limit, reverse } => {
-            let (start, end) = (start.as_ref().map(Vec::as_slice), end.as_ref().map(Vec::as_slice));
-            Outcome::Pairs(index.scan(start, end, *limit, *reverse).await?)
-        }
-    })
-}
-
-fn note_seen(action: &Action, outcome: &Outcome, seen: &mut BTreeMap<Key, Option<Value>>) {
-    match (action, outcome) {
-        (Action::Get { key }, Outcome::Value(value)) => {
-            seen.insert(key.clone(), value.clone());
-        }
-        (Action::Put { key, value }, _) => {
-            seen.insert(key.clone(), Some(value.clone()));
-        }
-        (Action::CompareAndSwap { key, new, .. }, Outcome::Applied(true)) => {
-            seen.insert(key.clone(), new.clone());
-        }
-        (Action::Delete { key }, _) => {
-            seen.insert(key.clone(), None);
-        }
-        _ => {}
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -634,7 +549,8 @@ mod tests {
     fn a_trial_survives_its_text() {
         for seed in 0..200 {
             let spelling = Spelling::ALL[usize::try_from(seed).unwrap_or(0) % Spelling::ALL.len()];
-            let trial = Trial { seed, spelling, ..Trial::default() }.with_random_faults();
+            let trial =
+                Trial { seed, spelling, churn: seed % 2 == 1, ..Trial::default() }.with_random_faults();
             assert_eq!(trial.to_string().parse::<Trial>(), Ok(trial));
         }
     }

@@ -9,6 +9,7 @@ use farwood_index::engine::sherman::{Attached, Config, LocksAlone, Sherman, Swit
 use farwood_index::{Engine, IndexError, OrderedIndex, Pool};
 use farwood_memory::{MemoryServer, ServerConfig};
 use farwood_sim::check::leaks;
+use farwood_sim::threads::{self, Crew};
 use fastrand::Rng;
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -168,10 +169,16 @@ fn a_tree_and_a_btreemap_agree() {
                 .await
                 .expect("scanned");
             assert_eq!(all, model.into_iter().collect::<Vec<_>>());
+            let nodes =
+                async || opened.engine.check(&opened.attached, &opened.endpoint).await.expect("sound").len();
+            let before = nodes().await;
             for (key, _) in all {
                 assert!(opened.tree.delete(&key).await.expect("deleted"));
             }
             opened.check().await;
+            let left = nodes().await;
+            println!("of {before} nodes {left} are left of an empty tree");
+            assert!(left * 2 < before, "of {before} nodes {left} are left of an empty tree");
         });
     }
 }
@@ -288,72 +295,20 @@ fn wrong_input_and_other_settings_are_refused_with_what_is_wrong() {
 }
 
 #[test]
-fn threads_of_two_sessions_keep_what_they_write() {
-    const THREADS: u64 = 6;
-    const KEYS: u64 = 400;
-    let cluster = cluster(400, 16 << 10);
-    let config = Config { locks: 64, cache_bytes: 4096, ..Config::tiny() }.with_entries(6);
-    let engine = Sherman::new(config);
-    let join = async |create: bool| {
-        let pool = Pool::join(&cluster, SessionOptions::default()).await.expect("joined");
-        let endpoint = pool.session().endpoint().expect("an endpoint");
-        if create {
-            engine.create(&pool, &endpoint, INDEX).await.expect("created");
+fn threads_of_three_sessions_see_one_order_of_all_operations() {
+    let small = Config { locks: 64, cache_bytes: 4096, ..Config::tiny() }.with_entries(6);
+    let fg_plus = Config { switches: Switches::FG_PLUS, ..small.clone() };
+    let crew = Crew { process: (0, 1), seed: 1, sessions: 3, threads: 2, ops: 10_000, keys: 200 };
+    for config in [small, fg_plus] {
+        let (engine, cluster) = (Sherman::new(config), cluster(400, 16 << 10));
+        threads::prepare(&engine, &cluster).expect("a tree");
+        let done = threads::work(&engine, &cluster, &crew).unwrap_or_else(|failure| panic!("{failure}"));
+        println!("{} operations, {:?}", done.operations.len(), done.marks);
+        for path in ["split", "root_split", "merge", "object_reused", "stale_hint", "lost_cas"] {
+            assert!(done.marks.contains_key(path), "'{path}' never ran; what ran: {:?}", done.marks);
         }
-        let attached = engine.attach(&pool, &endpoint, INDEX).await.expect("attached");
-        (pool, attached)
-    };
-    let members = [Executor::new().block_on(join(true)), Executor::new().block_on(join(false))];
-    std::thread::scope(|scope| {
-        for thread in 0..THREADS {
-            let (pool, attached) = &members[usize::from(thread % 2 == 1)];
-            let engine = &engine;
-            scope.spawn(move || {
-                Executor::new().block_on(async {
-                    let endpoint = pool.session().endpoint().expect("an endpoint");
-                    let handle = u16::try_from(thread).expect("few threads");
-                    let tree = engine.open(attached, &endpoint, handle).expect("open");
-                    let mut rng = Rng::with_seed(thread);
-                    let mut mine = BTreeMap::new();
-                    let shared = [0xee; 8];
-                    for n in 0..20_000u64 {
-                        // Keys of all threads lie between each other, so that they share leaves.
-                        let key = (rng.u64(0..KEYS) * THREADS + thread).to_be_bytes();
-                        match rng.u32(0..10) {
-                            0..4 => {
-                                tree.put(&key, &n.to_le_bytes()).await.expect("put");
-                                mine.insert(key, n);
-                            }
-                            4..7 => {
-                                assert_eq!(
-                                    tree.delete(&key).await.expect("deleted"),
-                                    mine.remove(&key).is_some()
-                                );
-                            }
-                            7..9 => {
-                                let held = tree.get(&key).await.expect("got");
-                                assert_eq!(held, mine.get(&key).map(|n| n.to_le_bytes().to_vec()));
-                            }
-                            _ => add_one(&tree, &shared).await,
-                        }
-                    }
-                    for (key, n) in mine {
-                        assert_eq!(tree.get(&key).await.expect("got"), Some(n.to_le_bytes().to_vec()));
-                    }
-                });
-            });
-        }
-    });
-    Executor::new().block_on(async {
-        let (pool, attached) = &members[0];
-        let endpoint = pool.session().endpoint().expect("an endpoint");
-        engine.check(attached, &endpoint).await.expect("the tree is sound");
-        let tree = engine.open(attached, &endpoint, 0).expect("open");
-        let counted = tree.get(&[0xee; 8]).await.expect("got").expect("somebody counted");
-        let counted = u64::from_le_bytes(counted.try_into().expect("eight bytes"));
-        let expected: u64 = (0..THREADS).map(counts_of).sum();
-        assert_eq!(counted, expected, "no addition was lost");
-    });
+        threads::judge(&engine, &cluster, done.operations).unwrap_or_else(|failure| panic!("{failure}"));
+    }
 }
 
 /// The locks alone: what they cost, that they are free afterwards, and that nothing else can be done with them.
@@ -386,28 +341,4 @@ fn locks_are_taken_and_given_back() {
             assert!(matches!(locks.put(&[0; 3], &[]).await, Err(IndexError::BadKey { .. })));
         });
     }
-}
-
-/// Adds one to a counter that everybody shares, by compare-and-swap.
-async fn add_one(tree: &Tree, key: &[u8]) {
-    loop {
-        let held = tree.get(key).await.expect("got");
-        let number =
-            held.as_deref().map_or(0, |held| u64::from_le_bytes(held.try_into().expect("eight bytes")));
-        let new = (number + 1).to_le_bytes();
-        if tree.compare_and_swap(key, held.as_deref(), Some(&new)).await.expect("swapped") {
-            return;
-        }
-    }
-}
-
-/// How often a thread of the test above adds one.
-fn counts_of(thread: u64) -> u64 {
-    let mut rng = Rng::with_seed(thread);
-    let mut count = 0;
-    for _ in 0..20_000 {
-        rng.u64(0..400);
-        count += u64::from(rng.u32(0..10) == 9);
-    }
-    count
 }

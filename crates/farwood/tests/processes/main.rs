@@ -9,6 +9,7 @@ mod idle;
 mod kept;
 mod killed;
 mod lines;
+mod mixed;
 mod parts;
 mod status;
 mod stopped;

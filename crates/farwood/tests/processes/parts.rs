@@ -31,6 +31,9 @@ pub(crate) fn play(part: &str) {
     if part == "cut-off" {
         return super::hosts::cut_off(place);
     }
+    if let Some(crew) = part.strip_prefix("mixed/") {
+        return super::mixed::play(crew, place);
+    }
     let cluster = connect(place).expect("a pool");
     let executor = Executor::new();
     let ended = match part {

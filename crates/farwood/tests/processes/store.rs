@@ -1,6 +1,7 @@
 //! `farwood create`, `put`, `get`, `del`, `scan`, `check`, `drop`, `list` on a pool that runs, as typed by hand.
 
 use super::world::{Over, Servers, farwood};
+use farwood_index::{AnyEngine, Client, IndexError};
 
 struct Shell {
     url: String,
@@ -73,4 +74,30 @@ fn an_index_by_hand() {
     let nowhere = Shell { url: "tcp://127.0.0.1:1".to_owned() };
     nowhere.refused("get", &["numbers", "1"], "no server listens");
     Shell { url: "nowhere".to_owned() }.refused("list", &[], "names no servers");
+}
+
+/// A client whose server dies says so, whatever it is asked, and ends; nothing hangs.
+#[test]
+fn a_client_of_a_killed_server_is_told() {
+    for over in [Over::Tcp, Over::Shm] {
+        let mut servers = Servers::start(&["--lease-ms", "600000"]);
+        let place = servers.place(over);
+        let url = if over == Over::Tcp { place } else { format!("shm://{place}") };
+        let client = Client::connect(&url, b"", 2).expect("the pool is there");
+        let engine = AnyEngine::named("sherman", 8, 8).expect("it exists");
+        let index = client.create("lost", &engine).wait().expect("created");
+        for n in 0..2000u64 {
+            index.put(n.to_be_bytes(), [1; 8]).wait().expect("put");
+        }
+        servers.processes[1].kill();
+        // Leaves are on both servers, so of many keys some are on the one that is gone.
+        let answers: Vec<_> = (0..2000u64).map(|n| index.put(n.to_be_bytes(), [2; 8])).collect();
+        let errors: Vec<_> = answers.into_iter().filter_map(|put| put.wait().err()).collect();
+        assert!(!errors.is_empty(), "{over:?}: half of the tree is gone");
+        let is_told = |error: &IndexError| error.is_unknown() || matches!(error, IndexError::Fabric(_));
+        assert!(errors.iter().all(is_told), "{over:?}: {errors:?}");
+        let said = errors.iter().map(ToString::to_string).find(|said| said.contains("server"));
+        assert!(said.is_some(), "{over:?}: nobody says what is wrong: {errors:?}");
+        drop((index, client));
+    }
 }

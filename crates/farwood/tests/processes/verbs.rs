@@ -2,6 +2,7 @@
 //! `FARWOOD_VERBS` names no device (as in `rxe0,10.9.0.1`), only what can be said without one is tested.
 
 use super::killed::survives_kills_of;
+use super::mixed::two_processes_agree;
 use super::parts::cells;
 use super::world::{Over, Servers, address_in, connect, farwood, serve_at};
 use farwood_fabric::clock::{MILLISECOND, SECOND};
@@ -88,6 +89,14 @@ fn a_killed_client_is_fenced_and_the_others_go_on() {
     let Some(device) = device() else { return };
     let servers = Servers::start_on(&device, &["--lease-ms", "1000"]);
     survives_kills_of(&servers, Over::Verbs, &cells(), "cells", 3);
+}
+
+/// 10^5 operations by two client processes on two servers.
+#[test]
+fn a_tree_is_linearizable() {
+    let Some(device) = device() else { return };
+    let servers = Servers::start_on(&device, &["--lease-ms", "600000"]);
+    two_processes_agree(&servers, Over::Verbs, "sherman", 25_000);
 }
 
 /// A server is killed while verbs are under way: everything comes back, and the other server goes on.

@@ -81,6 +81,13 @@ impl Process {
         [11, 12].iter().map(|field| self.stat(*field).parse::<u64>().expect("a number")).sum()
     }
 
+    /// All that it has still to say, until its end.
+    pub(crate) fn rest(&mut self) -> String {
+        let mut said = String::new();
+        self.1.read_to_string(&mut said).expect("text");
+        said
+    }
+
     pub(crate) fn has_ended(&mut self) -> bool {
         self.0.try_wait().expect("it can be asked").is_some()
     }

@@ -52,11 +52,13 @@ pub struct Class {
     pub object_bytes: u32,
 }
 
-/// Mistakes that the checkers must catch: they test the test.
+/// Mistakes that the checkers must catch: they test the test. And what helps to catch them.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Sabotage {
     /// A retired object is free at once.
     pub reuse_without_epoch: bool,
+    /// No mistake: an object that becomes free is zeroed, so that whoever still reads it is found out.
+    pub zero_freed: bool,
 }
 
 /// The remote objects of one session. Cheap to clone, usable from any thread.
@@ -83,7 +85,8 @@ struct State {
 
 #[derive(Default)]
 struct ClassPool {
-    free: Vec<GlobalAddr>,
+    /// With whether the session itself had it in use before.
+    free: Vec<(GlobalAddr, bool)>,
     chunks: Vec<u64>,
     /// Where to look for free bits next: in which chunk, and from which word of its bitmap on.
     cursor: usize,
@@ -141,7 +144,6 @@ impl Heap {
             }
             self.collect(op.endpoint()).await?;
             if let Some(addr) = self.take_free(server, class) {
-                marks::hit("object_reused");
                 return Ok(addr);
             }
             if !self.claim_from_own_chunks(op, server, class).await? {
@@ -167,14 +169,21 @@ impl Heap {
 
     fn take_free(&self, server: ServerId, class: Class) -> Option<GlobalAddr> {
         let mut state = self.state();
-        let addr = state.pools.get_mut(&(server, class))?.free.pop()?;
+        let (addr, was_used) = state.pools.get_mut(&(server, class))?.free.pop()?;
         state.counts.allocated += 1;
+        if was_used {
+            marks::hit("object_reused");
+        }
         Some(addr)
     }
 
     /// Takes back an object that was never linked: nobody else has its address.
     pub fn free_unpublished(&self, class: Class, addr: GlobalAddr) {
-        self.state().pools.entry((addr.server(), class)).or_default().free.push(addr);
+        self.put_back(class, addr, false);
+    }
+
+    fn put_back(&self, class: Class, addr: GlobalAddr, was_used: bool) {
+        self.state().pools.entry((addr.server(), class)).or_default().free.push((addr, was_used));
     }
 
     /// Notes that an object may be lost: linked and then replaced by others, or never linked.
@@ -186,7 +195,8 @@ impl Heap {
     pub async fn retire(&self, op: &Op, class: Class, addr: GlobalAddr) -> Result<(), FabricError> {
         self.state().counts.retired += 1;
         if self.inner.sabotage.reuse_without_epoch {
-            self.free_unpublished(class, addr);
+            self.wipe(op, class, addr).await?;
+            self.put_back(class, addr, true);
             return Ok(());
         }
         let slot = self.take_slot(addr.server());
@@ -203,6 +213,13 @@ impl Heap {
         written?;
         if pending >= COLLECT_AT {
             self.collect(op.endpoint()).await?;
+        }
+        Ok(())
+    }
+
+    async fn wipe(&self, op: &Op, class: Class, addr: GlobalAddr) -> Result<(), FabricError> {
+        if self.inner.sabotage.zero_freed {
+            surely::write(op, addr, &vec![0; usize::try_from(class.object_bytes).unwrap_or(0)]).await?;
         }
         Ok(())
     }
@@ -235,14 +252,19 @@ impl Heap {
         let op = endpoint.op();
         let mut safe = safe.into_iter();
         while let Some(retired) = safe.next() {
-            if let Some(slot) = retired.slot {
-                // The slot first: from here on a crash leaks the object rather than freeing it twice.
-                if let Err(error) = surely::write_word(&op, slot, 0).await {
-                    let mut state = self.state();
-                    state.limbo.push(retired);
-                    state.limbo.extend(safe);
-                    return Err(error);
+            let freed = async {
+                self.wipe(&op, retired.class, retired.addr).await?;
+                match retired.slot {
+                    // The slot first: from here on a crash leaks the object rather than freeing it twice.
+                    Some(slot) => surely::write_word(&op, slot, 0).await,
+                    None => Ok(()),
                 }
+            };
+            if let Err(error) = freed.await {
+                let mut state = self.state();
+                state.limbo.push(retired);
+                state.limbo.extend(safe);
+                return Err(error);
             }
             let mut state = self.state();
             if let (Some(slot), Some(journal)) =
@@ -252,7 +274,8 @@ impl Heap {
                 state.slots.entry(retired.addr.server()).or_default().push(number);
             }
             state.counts.reused += 1;
-            state.pools.entry((retired.addr.server(), retired.class)).or_default().free.push(retired.addr);
+            drop(state);
+            self.put_back(retired.class, retired.addr, true);
         }
         self.give_back_surplus(&op).await
     }
@@ -328,7 +351,7 @@ impl Heap {
                     pool.word = word;
                     for bit in (0..64).filter(|bit| wanted >> bit & 1 == 1) {
                         let object = u32::try_from(word * 64 + bit).unwrap_or(0);
-                        pool.free.push(chunk.add(layout.object_offset(object)));
+                        pool.free.push((chunk.add(layout.object_offset(object)), false));
                     }
                     return Ok(true);
                 }
@@ -374,7 +397,7 @@ impl Heap {
         let mut surplus = Vec::new();
         for ((_, class), pool) in &mut self.state().pools {
             let keep = pool.free.len().min(MAX_FREE);
-            surplus.extend(pool.free.drain(keep..).map(|addr| (*class, addr)));
+            surplus.extend(pool.free.drain(keep..).map(|(addr, _)| (*class, addr)));
         }
         self.give_back(op, surplus).await
     }
@@ -476,7 +499,7 @@ impl Heap {
         }
         let mut free = Vec::new();
         for ((_, class), pool) in &mut self.state().pools {
-            free.extend(pool.free.drain(..).map(|addr| (*class, addr)));
+            free.extend(pool.free.drain(..).map(|(addr, _)| (*class, addr)));
         }
         let op = endpoint.op();
         self.give_back(&op, free).await?;

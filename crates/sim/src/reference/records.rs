@@ -88,7 +88,10 @@ impl Engine for Records {
     }
 
     fn heap_sabotage(&self) -> farwood_index::shared::heap::Sabotage {
-        farwood_index::shared::heap::Sabotage { reuse_without_epoch: self.bugs.reuse_without_epoch }
+        farwood_index::shared::heap::Sabotage {
+            reuse_without_epoch: self.bugs.reuse_without_epoch,
+            ..Default::default()
+        }
     }
 
     async fn create(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<(), IndexError> {

@@ -240,6 +240,10 @@ impl Cache {
         if let Some(copy) = copies.find(level, &key).cloned() {
             copies.remove(&copy);
         }
+        // The tree may have become lower, and what is on top now another level.
+        while copies.levels.last().is_some_and(BTreeMap::is_empty) {
+            copies.levels.pop();
+        }
     }
 
     /// Drops everything.

@@ -13,7 +13,9 @@ impl Tree {
     /// Every node, level by level, from the root down; returns where they are.
     pub(super) async fn check(&self, op: &Op) -> Result<Vec<(Class, GlobalAddr)>, IndexError> {
         self.shared.locks.check_free(op).await?;
-        let root = GlobalAddr::from_raw(surely::read_word(op, self.shared.root_pointer()).await?);
+        let root = self.root(op, false).await?.addr;
+        self.replace_dead_root(op, root).await?;
+        let root = self.root(op, false).await?.addr;
         let mut found = Vec::new();
         let mut first = root;
         let mut level = None;

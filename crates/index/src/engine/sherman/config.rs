@@ -126,6 +126,8 @@ pub struct Sabotage {
     pub forget_intents: bool,
     /// A node that a dead session left torn is not mended.
     pub skip_repair: bool,
+    /// No mistake: nodes that become free are zeroed, so that whoever still reads them is found out.
+    pub zero_freed: bool,
 }
 
 /// A tree's sizes and how a compute server works on it.

@@ -8,7 +8,7 @@
 //! | `cache` | inner nodes that a compute server keeps |
 //! | `read` | the way down to a node, and node reads that are whole |
 //! | `write` | put, delete, compare-and-swap: one leaf under its lock |
-//! | `restructure/` | split, merge, new roots, bulk load |
+//! | `restructure/` | split, merge, new roots and lower ones, bulk load |
 //! | `scan` | ranges, several leaves at a time |
 //! | `check` | walks the whole tree and verifies it |
 //!
@@ -21,7 +21,7 @@
 //!    under the parent's lock, and up, to a new root if need be (a CAS of the root pointer in the anchor). Who finds a separator missing adds it.
 //! 4. **merge**, of a node N that has become small with its right neighbour X under the same parent P, under the locks of all three, of which the
 //!    second and third are only tried for: copy X's entries into N, where they do not count yet; write an intent; turn N's fences, remove X's
-//!    separator, bury X; then retire X. The tree never becomes lower.
+//!    separator, bury X; then retire X. A root that has one child left is buried, and the child is the root.
 //! 5. **scan**: READ several leaves at once as the cache names them, and take those that continue where the last one ended.
 //!
 //! # Invariants
@@ -32,6 +32,7 @@
 //!   sibling); a separator never leads to a node that is retired.
 //! - A node is *linked* once a pointer to it was written. Pointers that this operation read in live nodes may lead to one that
 //!   is not yet marked so; hints from a cache must not: the node may be one that its maker never linked.
+//! - The root pointer moves away from a node only under that node's lock, or when the node is dead.
 //! - A node is changed only under its lock. A node that is torn under its lock was left so by a session that died.
 
 mod alone;
@@ -180,7 +181,8 @@ impl Engine for Sherman {
     }
 
     fn heap_sabotage(&self) -> heap::Sabotage {
-        heap::Sabotage { reuse_without_epoch: self.config.sabotage.reuse_without_epoch }
+        let Sabotage { reuse_without_epoch, zero_freed, .. } = self.config.sabotage;
+        heap::Sabotage { reuse_without_epoch, zero_freed }
     }
 
     fn value_bytes(&self) -> RangeInclusive<usize> {

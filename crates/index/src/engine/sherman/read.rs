@@ -227,6 +227,9 @@ impl Tree {
                     Some(level) => self.forget_way(at, level, key),
                     None => self.shared.root.store(0, Ordering::Relaxed),
                 }
+                if from_root && at_level.is_none() {
+                    Box::pin(self.replace_dead_root(op, at.addr)).await?;
+                }
                 return Ok(Way::Stale);
             };
             if node.is_beyond(key) {

@@ -212,7 +212,11 @@ impl Engine for Sphinx {
     }
 
     fn heap_sabotage(&self) -> heap::Sabotage {
-        heap::Sabotage { reuse_without_epoch: self.config.sabotage.reuse_without_epoch }
+        heap::Sabotage {
+            reuse_without_epoch: self.config.sabotage.reuse_without_epoch,
+            // Hints lead to nodes that are gone, and find what is left of them.
+            zero_freed: false,
+        }
     }
 
     fn value_bytes(&self) -> RangeInclusive<usize> {

@@ -5,7 +5,7 @@
 //! 3. WRITE X's entries into N's empty slots, where they are beyond N's high fence and do not count; then N's METAs for the next generation.
 //! 4. WRITE an intent with all that follows; from here on the merge happens, whoever dies.
 //! 5. WRITE N's new half and flag: now N covers X's keys. WRITE P without X's separator. WRITE X's flag: dead.
-//! 6. End the intent, unlock, retire X. Then the same for P, if it has become small.
+//! 6. End the intent, unlock, retire X. Then the same for P, if it has become small; a root with one child left goes ([`super::root`]).
 //!
 //! Until 5 readers find X's keys in X, and after it in N; between, both say the same, since both are locked. Readers of N wait from 3 to 5, since
 //! its blocks are not of the generation that its header names.
@@ -42,7 +42,9 @@ impl Tree {
 
     /// The low fence of the parent, if it has become small.
     async fn merge_once(&self, op: &Op, level: u8, low: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
-        let Some(parent) = self.lock_covering(op, low, level + 1).await? else { return Ok(None) };
+        let Some(parent) = self.lock_covering(op, low, level + 1).await? else {
+            return self.shrink_root(op).await.map(|()| None);
+        };
         let parent = self.mended(op, parent).await?;
         let slots = parent.node.sorted();
         let at = slots.iter().position(|slot| parent.node.key(*slot) == low);
@@ -57,8 +59,10 @@ impl Tree {
         match (neighbours, pair) {
             (Ok(Some((left, right))), Some(at)) => self.join(op, parent, slots[at + 1], left, right).await,
             (given_up, _) => {
+                // An only child has no neighbours here; its parent may have.
+                let parent_low = (slots.len() == 1).then(|| parent.node.low().to_vec());
                 self.unlock(op, parent.held).await?;
-                given_up.map(|_| None)
+                given_up.map(|_| parent_low)
             }
         }
     }
@@ -88,6 +92,15 @@ impl Tree {
             Some(held) => self.unlock(op, held).await,
             None => Ok(()),
         }
+    }
+
+    /// Gives back as many as can be; the first error, if there was one.
+    async fn release_all(&self, op: &Op, held: [Option<Held>; 3]) -> Result<(), IndexError> {
+        let mut all = Ok(());
+        for held in held {
+            all = all.and(self.release(op, held).await);
+        }
+        all
     }
 
     /// A neighbour under its lock, unless that takes waiting, or the node is not as it should be.
@@ -133,7 +146,9 @@ impl Tree {
         mut right: Neighbour,
     ) -> Result<Option<Vec<u8>>, IndexError> {
         let capacity = self.shared.layouts.of(left.node.level()).capacity();
-        let fits = left.node.live().count() + right.node.live().count() <= capacity / 2;
+        let (lefts, rights) = (left.node.live().count(), right.node.live().count());
+        // Half full at most, or the next inserts would split it again; but an empty node only stands in the way.
+        let fits = lefts + rights <= capacity / 2 || lefts == 0 || rights == 0;
         let are_neighbours = left.node.sibling() == right.addr && left.node.high() == Some(right.node.low());
         let grown = if fits && are_neighbours { left.node.grow(&right.node) } else { None };
         let bound = left.held.as_ref().unwrap_or(&parent.held);
@@ -149,15 +164,21 @@ impl Tree {
             self.shared.pool.intents().take(left.addr.server(), redo.encoded_bytes())
         });
         let (Some((fill, _)), Some(slot)) = (grown, slot) else {
-            self.release(op, right.held).await?;
-            self.release(op, left.held).await?;
-            self.unlock(op, parent.held).await?;
+            self.release_all(op, [left.held, right.held, Some(parent.held)]).await?;
             return Ok(None);
         };
         let fill: Vec<Write> = fill.into_iter().map(|patch| Self::patch_at(left.addr, patch)).collect();
-        self.write(op, left.addr.server(), &fill).await?;
         let intent = Write { addr: slot.addr(), bytes: redo.encode(slot.addr()).into() };
-        self.write(op, left.addr.server(), &[intent]).await?;
+        let prepared = async {
+            self.write(op, left.addr.server(), &fill).await?;
+            self.write(op, left.addr.server(), &[intent]).await
+        };
+        if let Err(error) = prepared.await {
+            // Nothing counts yet, and an intent binds nobody whose lock was given back. Whoever locks N next mends it.
+            self.release_all(op, [left.held, right.held, Some(parent.held)]).await?;
+            return Err(error);
+        }
+        // From here on an error keeps the locks: who recovers this session finishes the merge.
         for (addr, bytes) in &redo.writes {
             let write = Write { addr: *addr, bytes: SmallVec::from_slice(bytes) };
             self.write(op, addr.server(), &[write]).await?;
@@ -171,9 +192,7 @@ impl Tree {
         .await?;
         let small = parent.node.live().count() <= self.shared.layouts.inner.capacity() / 4;
         let parent_low = small.then(|| parent.node.low().to_vec());
-        self.release(op, left.held).await?;
-        self.release(op, right.held).await?;
-        self.unlock(op, parent.held).await?;
+        self.release_all(op, [left.held, right.held, Some(parent.held)]).await?;
         self.shared.cache.forget(parent.node.level(), parent.node.low());
         let class = self.shared.node_class();
         self.shared.pool.heap().retire(op, class, right.addr).await?;

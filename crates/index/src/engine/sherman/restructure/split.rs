@@ -1,9 +1,9 @@
-//! Splits, separators and new roots. One lock at a time.
+//! Splits and separators. One lock at a time.
 //!
 //! 1. Under the lock of the full node N: WRITE X, with the upper half of N's entries, on a random server. Nobody knows X yet.
 //! 2. [WRITE N's new half, WRITE N's flag, WRITE N's blocks, (mark X linked,) unlock N]. With the flag X is linked.
 //! 3. Under the parent's lock: if X is still alive, WRITE its separator. A full parent is split first, in the same way.
-//! 4. If N was the root, a new root takes both and is CASed into the anchor. Who loses that CAS adds its separator to the winner's root.
+//! 4. If N was the root, a new root takes both first ([`super::root`]).
 //!
 //! Whoever dies before 2 leaves a node that nobody knows. Whoever dies between 2 and 3 leaves a node that is reached through N;
 //! the first writer that goes that way adds its separator.
@@ -13,11 +13,10 @@ use crate::engine::sherman::Tree;
 use crate::engine::sherman::layout::LOW_AT;
 use crate::engine::sherman::node::{Head, Node, Plan};
 use crate::engine::sherman::write::Locked;
-use crate::shared::locks::{Write, begun};
+use crate::shared::locks::Write;
 use crate::shared::surely;
 use farwood_fabric::{GlobalAddr, Op, ServerId, marks};
 use smallvec::SmallVec;
-use std::sync::atomic::Ordering;
 
 /// How many separators one operation adds, or tries to.
 const MAX_SEPARATORS: u32 = 1_000;
@@ -163,8 +162,8 @@ impl Tree {
         let LostSeparator { level, separator, child } = lost;
         let flushes = self.shared.cache.flushes();
         let Some(mut locked) = self.lock_covering(op, separator, *level).await? else {
-            self.grow_root(op, lost).await?;
-            return Ok(Added::Again);
+            let may_be_there = self.grow_root(op, *level).await?;
+            return Ok(if may_be_there { Added::Again } else { Added::Done });
         };
         locked = self.mended(op, locked).await?;
         let known = locked.node.live().any(|slot| locked.node.key(slot) == separator.as_slice());
@@ -196,64 +195,5 @@ impl Tree {
         let head = Head::of(&start);
         // The first word is read at once, and a low fence does not change.
         Ok(!head.is_dead && head.level + 1 == lost.level && start[LOW_AT..] == lost.separator)
-    }
-
-    /// Puts a root above the root, if nobody else has.
-    async fn grow_root(&self, op: &Op, lost: &LostSeparator) -> Result<(), IndexError> {
-        let old = self.root(op, false).await?;
-        let Some(node) = self.read_whole(op, old, None).await? else { return Ok(()) };
-        if node.level() + 1 != lost.level {
-            return Ok(());
-        }
-        let addr = self.new_place(op).await?;
-        let low = node.low().to_vec();
-        let plan = Plan {
-            level: lost.level,
-            incarnation: op.endpoint().random(),
-            is_linked: false,
-            low: &low,
-            high: None,
-            sibling: GlobalAddr::NULL,
-        };
-        let (left, right) = (old.addr.to_raw().to_le_bytes(), lost.child.to_raw().to_le_bytes());
-        let entries = [(low.as_slice(), left.as_slice()), (lost.separator.as_slice(), right.as_slice())];
-        self.write_new(op, addr, &plan, entries.into_iter()).await?;
-        if self.swap_root(op, old.addr, addr).await? {
-            marks::hit("root_split");
-            self.shared.root.store(addr.to_raw(), Ordering::Relaxed);
-            self.mark_linked(op, addr).await?;
-        }
-        Ok(())
-    }
-
-    /// CASes the root pointer; whether it was ours that took effect. If not, the new node is given back.
-    pub(super) async fn swap_root(
-        &self,
-        op: &Op,
-        old: GlobalAddr,
-        new: GlobalAddr,
-    ) -> Result<bool, IndexError> {
-        let heap = self.shared.pool.heap();
-        let pointer = self.shared.root_pointer();
-        match op.cas(pointer, old.to_raw(), new.to_raw()).await {
-            Ok(before) if before == old.to_raw() => Ok(true),
-            Ok(_) => {
-                marks::hit("lost_root_cas");
-                heap.free_unpublished(self.shared.node_class(), new);
-                Ok(false)
-            }
-            Err(error) => {
-                // Now it has happened or never will.
-                surely::reconnected(op, error).await.map_err(begun)?;
-                let seen = surely::read_word(op, pointer).await.map_err(begun)?;
-                if seen == old.to_raw() {
-                    heap.free_unpublished(self.shared.node_class(), new);
-                } else if seen != new.to_raw() {
-                    // Ours, with another above it by now; or only the other.
-                    heap.abandon();
-                }
-                Ok(seen == new.to_raw())
-            }
-        }
     }
 }
