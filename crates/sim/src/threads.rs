@@ -144,7 +144,7 @@ fn one_session<E: Engine>(engine: &E, cluster: &Cluster, crew: &Crew, session: u
             })
             .collect();
         executor.block_on(async {
-            while !threads.iter().all(|thread| thread.is_finished()) {
+            while !threads.iter().all(std::thread::ScopedJoinHandle::is_finished) {
                 endpoint.sleep(MILLISECOND).await;
             }
         });

@@ -128,15 +128,15 @@ fn trees_survive_every_kind_of_fault() {
         }
     }
     sum.assert_ran(&[
-        ("reconnect", 1),
+        ("reconnect", 300),
         ("lock_taken_unknowingly", 1),
         ("write_repeated", 1),
-        ("session_recovered", 1),
-        ("lock_of_the_dead_released", 1),
+        ("session_recovered", 100),
+        ("lock_of_the_dead_released", 100),
         ("intent_carried_out", 1),
         ("node_mended", 1),
-        ("merge_given_up", 1),
-        ("retired_object_inherited", 1),
+        ("merge_given_up", 1000),
+        ("retired_object_inherited", 100),
         ("chunk_inherited", 1),
         ("new_life", 1),
     ]);
