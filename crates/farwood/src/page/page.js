@@ -27,7 +27,7 @@ function svg(name, attributes, ...children) {
 }
 const colour = (n) => `var(--s${n % COLOURS})`;
 
-/// Three digits that count, without an exponent where people would not write one.
+/// Three digits that count (four between 10 and 100: shares near 100% differ there), without an exponent where people would not write one.
 function short(value) {
   if (value === null || value === undefined) return "–";
   if (value === 0) return "0";
@@ -37,7 +37,7 @@ function short(value) {
   if (size >= 1e4) return trim(value / 1e3) + "k";
   if (size >= 100) return String(Math.round(value));
   if (size < 0.001) return value.toExponential(1);
-  return trim(value);
+  return size >= 10 ? String(Number(value.toPrecision(4))) : trim(value);
 }
 const trim = (value) => String(Number(value.toPrecision(3)));
 

@@ -307,11 +307,10 @@ fn spoken(verdict: &str, factor: Option<f64>) -> String {
     }
 }
 
-/// Three digits that count.
+/// Three digits that count, or four: shares near 100% differ there.
 fn number(value: f64) -> String {
     match value.abs() {
         n if n >= 100.0 => format!("{value:.0}"),
-        n if n >= 10.0 => format!("{value:.1}"),
         n if n >= 0.1 || n == 0.0 => format!("{value:.2}"),
         _ => format!("{value:.5}"),
     }

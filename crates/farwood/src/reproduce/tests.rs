@@ -13,10 +13,10 @@ engine = "cells"
 transport = "sim"
 key-set = "sequential"
 keys = 100
-ops = 400
+ops = 3500
 workload = "ycsb-a"
 [quick]
-ops = 200
+ops = 2000
 [[figure]]
 id = "3a"
 title = "a figure"
@@ -27,7 +27,7 @@ x = { label = "keys" }
 point = [{ x = 50 }, { x = 100, full-only = true }]
 setting = { keys = "{x}" }
 metric = [{ name = "gets", path = "kinds.get.count", unit = "ops" }]
-paper = [{ series = "few", x = 50, metric = "gets", value = 100, source = "Section 1" }]
+paper = [{ series = "few", x = 50, metric = "gets", value = 1000, source = "Section 1" }]
 ratio = [{ name = "all alike", of = "few", over = "many", metric = "gets", value = 1, source = "Section 2" }]
 "#;
 
@@ -84,7 +84,7 @@ fn a_paper_that_is_wrong_says_where() {
     };
     refused("source = \"Section 1\"", "source = \"somewhere\"", "its section, table or figure");
     refused("source = \"Section 2\"", "source = \"\"", "the ratio 'all alike'");
-    refused("value = 100", "value = 0", "above 0");
+    refused("value = 1000", "value = 0", "above 0");
     refused("{ series = \"few\"", "{ series = \"fewer\"", "not in the figure");
     refused("x = 50, metric", "x = 51, metric", "not in the figure");
     refused("over = \"many\"", "over = \"more\"", "not in the figure");
@@ -126,14 +126,18 @@ fn a_paper_becomes_numbers_verdicts_and_a_document() {
             let points = &document.sections[0].plots[0].series[series].points;
             points.iter().map(|point| (point.x, point.ours, point.verdict.clone())).collect()
         };
-    // Half of 200 operations are gets, give or take; the paper is said to have 100.
+    // Half of 2000 operations are gets, give or take; the paper is said to have 1000.
     assert_eq!(points(&quick, 0).len(), 1, "a quick run leaves points out");
     assert_eq!(points(&quick, 0)[0].2.as_deref(), Some("within 1.2x"));
     assert_eq!(points(&quick, 1)[0].2, None, "the paper says nothing about that");
     assert!(said.contains("not in the text") && said.contains("1 of 1 within 1.5x (100%)"), "{said}");
     let (full, _) = document(false, &mut runs);
     assert_eq!(points(&full, 0).len(), 2);
-    assert_eq!(points(&full, 0)[0].2.as_deref(), Some("within 2x"), "400 operations have twice as many gets");
+    assert_eq!(
+        points(&full, 0)[0].2.as_deref(),
+        Some("within 2x"),
+        "3500 operations have nearly twice as many gets"
+    );
     assert_eq!(full.headlines.unwrap().rows[0].verdict, "within 1.2x");
     std::fs::remove_file(&path).unwrap();
 }

@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-/// By which factor the larger of two numbers exceeds the other; `None` unless both are above 0.
+/// By which factor the larger of two numbers exceeds the other; `None` unless both are above 0 and finite.
 pub(super) fn factor(ours: f64, paper: f64) -> Option<f64> {
-    let ratio = ours / paper;
-    (ours > 0.0 && paper > 0.0 && ratio.is_finite()).then(|| ratio.max(1.0 / ratio))
+    let is_number = |n: f64| n > 0.0 && n.is_finite();
+    (is_number(ours) && is_number(paper)).then(|| (ours / paper).max(paper / ours))
 }
 
 /// In plain words.
