@@ -3,7 +3,7 @@
 //! A lost completion breaks the connection. `reconnect` fences it, after which the verb has happened or never will; an
 //! idempotent verb is then simply posted again. What is not idempotent (CAS, FAA) has to look at the memory instead.
 
-use farwood_fabric::{Buf, FabricError, GlobalAddr, Op, marks};
+use farwood_fabric::{Batch, Buf, FabricError, GlobalAddr, Op, marks};
 
 /// How many lost completions one verb may meet.
 const MAX_LOST: u32 = 16;
@@ -38,6 +38,23 @@ pub async fn read_many(op: &Op, places: &[(GlobalAddr, usize)]) -> Result<Vec<Bu
         match op.read_many(places).await {
             Ok(bufs) => return Ok(bufs),
             Err(error) => reconnected(op, error).await?,
+        }
+    }
+    Err(FabricError::RetriesExhausted { what: "READs", attempts: MAX_LOST })
+}
+
+/// READs two places of one server in one batch, the first before the second where READs are ordered, through lost completions.
+pub async fn read_pair(
+    op: &Op,
+    first: (GlobalAddr, usize),
+    second: (GlobalAddr, usize),
+) -> Result<(Buf, Buf), FabricError> {
+    for _ in 0..MAX_LOST {
+        let mut batch = Batch::new(first.0.server());
+        let reads = [first, second].map(|(addr, len)| batch.read(addr, len));
+        match op.submit(batch).await {
+            Ok(mut done) => return Ok((done.take(reads[0]), done.take(reads[1]))),
+            Err(failure) => reconnected(op, failure.error).await?,
         }
     }
     Err(FabricError::RetriesExhausted { what: "READs", attempts: MAX_LOST })

@@ -26,7 +26,7 @@ use super::{Shared, Tree};
 use crate::api::IndexError;
 use crate::shared::surely;
 use farwood_fabric::addr::PackedAddr;
-use farwood_fabric::{Batch, Buf, Op, SessionId, marks};
+use farwood_fabric::{Buf, Op, SessionId, marks};
 use smallvec::SmallVec;
 
 /// How many prefixes are asked for before the way begins at the root.
@@ -107,9 +107,9 @@ impl Tree {
             let probe = finder.table(&self.shared, hash).probe(hash);
             // One look is enough: an entry that it does not see because it has just moved is no loss, and whoever finds the node by
             // another way sees to it.
-            let pairs = surely::read_many(op, &probe.places()).await?;
-            let [one, two] = &pairs[..] else { continue };
-            if let Some(found) = probe.candidates([one, two], matches(hash)) {
+            let [first, second] = probe.places();
+            let (one, two) = surely::read_pair(op, first, second).await?;
+            if let Some(found) = probe.candidates([&one, &two], matches(hash)) {
                 jump.stop = self.first_match(op, key, (len, hash), &found).await?;
             }
             if jump.stop.is_some() {
@@ -189,20 +189,13 @@ impl Tree {
         if node.kind == NodeKind::N256 && self.shared.config.switches.slot_reads && is_ordered {
             return self.read_slot_only(op, key, node, len).await.map(Some);
         }
-        let bytes = node.kind.bytes();
-        let mut batch = Batch::new(node.addr.server());
-        let head = batch.read(node.addr, 8);
-        let whole = batch.read(node.addr, bytes);
-        let (head, image) = match op.submit(batch).await {
-            Ok(mut done) if is_ordered => (done.take(head).word(NODE_HEAD_AT), done.take(whole)),
-            outcome => {
-                if let Err(failure) = outcome {
-                    surely::reconnected(op, failure.error).await?;
-                }
-                let head = surely::read_word(op, node.addr).await?;
-                (head, surely::read(op, node.addr, bytes).await?)
-            }
+        let whole = (node.addr, node.kind.bytes());
+        let (head, image) = if is_ordered {
+            surely::read_pair(op, (node.addr, 8), whole).await?
+        } else {
+            (surely::read(op, node.addr, 8).await?, surely::read(op, whole.0, whole.1).await?)
         };
+        let head = head.word(NODE_HEAD_AT);
         let (Some(head), Some(image)) = (Head::from_word(head), Node::accept(node.kind, image)) else {
             return Ok(None);
         };

@@ -334,7 +334,7 @@ impl fmt::Debug for Filter {
 /// The hashes of all prefixes of a key, from the empty one to the key itself, in one pass: each follows from the last and a byte.
 ///
 /// A step is a folded 128-bit product, as in wyhash and its kin: each byte changes all bits, so that the hash of every prefix is as good as the last one, and needs no
-/// finish of its own. It is no seal against malice; who makes prefixes collide makes his own operations slower.
+/// finish of its own. It is no seal against malice.
 #[derive(Clone, Copy, Debug)]
 pub struct PrefixHash {
     state: u64,
@@ -343,6 +343,11 @@ pub struct PrefixHash {
 impl PrefixHash {
     /// Of the empty prefix.
     pub const EMPTY: Self = Self { state: 0x243f_6a88_85a3_08d3 };
+
+    /// Of the empty prefix, in an index of its own.
+    pub fn seeded(seed: u64) -> Self {
+        Self { state: Self::EMPTY.state ^ seed }
+    }
 
     /// Of the prefix that is longer by a byte.
     #[inline]

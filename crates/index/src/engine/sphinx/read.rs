@@ -119,10 +119,8 @@ impl Tree {
             _ => NODE_END_AT,
         };
         let guessed = slot_of(guess);
-        let places = [(node.addr, NODE_SLOTS_AT), (node.addr.add(guessed as u64), 8)];
-        let Ok([head_bytes, slot]) = <[Buf; 2]>::try_from(surely::read_many(op, &places).await?) else {
-            return Err(corrupt("two READs did not bring two buffers".into()));
-        };
+        let (head, slot) = ((node.addr, NODE_SLOTS_AT), (node.addr.add(guessed as u64), 8));
+        let (head_bytes, slot) = surely::read_pair(op, head, slot).await?;
         let mut slot = Slot(slot.word(0));
         let Some(head) = Head::from_word(head_bytes.word(NODE_HEAD_AT)) else { return Err(no_node(node)) };
         let step = Step::of(key, head.depth);

@@ -1,42 +1,23 @@
 //! Hashes of all prefixes of a key in one pass, and the servers that follow from them. Pure.
 //!
-//! A hash is the state of a chain of folded multiplications (as in wyhash), one a byte, so that each prefix's follows from
-//! the one before it. They are seeded by the index, from a random number in its anchor.
+//! They are seeded by the index, from a random number in its anchor.
 
+use crate::engine::sphinx::filter::PrefixHash;
 use farwood_fabric::ServerId;
 use smallvec::SmallVec;
-
-const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-const FIRST: u64 = 0xa076_1d64_78bd_642f;
 
 /// The hashes of a key's prefixes, the empty one and the key itself included.
 #[derive(Debug)]
 pub(in super::super) struct Prefixes(SmallVec<[u64; 40]>);
 
-fn fold(a: u64, b: u64) -> u64 {
-    let product = u128::from(a) * u128::from(b);
-    let high = u64::try_from(product >> 64).unwrap_or(0);
-    let low = u64::try_from(product & u128::from(u64::MAX)).unwrap_or(0);
-    high ^ low
-}
-
-fn begin(seed: u64) -> u64 {
-    fold(seed ^ FIRST, FACTOR)
-}
-
-fn next(state: u64, byte: u8) -> u64 {
-    // Added, not only multiplied: a state of zero must not stay one.
-    fold(state ^ (u64::from(byte) + 1).wrapping_mul(FIRST), FACTOR).wrapping_add(state.rotate_left(29))
-}
-
 impl Prefixes {
     pub(in super::super) fn new(seed: u64, key: &[u8]) -> Self {
         let mut hashes = SmallVec::with_capacity(key.len() + 1);
-        let mut state = begin(seed);
-        hashes.push(state);
+        let mut hash = PrefixHash::seeded(seed);
+        hashes.push(hash.get());
         for byte in key {
-            state = next(state, *byte);
-            hashes.push(state);
+            hash = hash.extended(*byte);
+            hashes.push(hash.get());
         }
         Self(hashes)
     }
@@ -59,7 +40,7 @@ impl Prefixes {
 
 /// The hash of one prefix.
 pub(in super::super) fn hash(seed: u64, prefix: &[u8]) -> u64 {
-    prefix.iter().fold(begin(seed), |state, byte| next(state, *byte))
+    prefix.iter().fold(PrefixHash::seeded(seed), |hash, byte| hash.extended(*byte)).get()
 }
 
 /// The server for what has this hash: consistent hashing, in the form of a jump hash (Lamping and Veach, 2014), so that a pool with

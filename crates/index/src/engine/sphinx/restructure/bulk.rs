@@ -21,9 +21,14 @@ use crate::shared::surely;
 use farwood_fabric::{Batch, GlobalAddr, Op, ServerId};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
 
 /// How many objects are written at a time to one server.
 const WRITES_PER_BATCH: usize = 16;
+/// How many nodes are entered into the hash tables at a time.
+const ANNOUNCERS: usize = 32;
 /// How often a batch is repeated through lost completions.
 const MAX_LOST: u32 = 16;
 
@@ -197,7 +202,9 @@ impl Tree {
             }
         }
         if self.shared.finder.is_some() {
-            self.announce_all(&op, &builder.nodes).await?;
+            let (count, nodes) = (builder.count, builder.nodes);
+            self.announce_all(&op, nodes).await?;
+            return Ok(count);
         }
         Ok(builder.count)
     }
@@ -228,8 +235,8 @@ impl Tree {
         self.shared.locks.finish(op, held, &[slots]).await
     }
 
-    /// Marks nodes as linked and enters them into the hash tables.
-    async fn announce_all(&self, op: &Op, nodes: &[(u64, NodeRef)]) -> Result<(), IndexError> {
+    /// Marks nodes as linked and enters them into the hash tables, several at a time.
+    async fn announce_all(&self, op: &Op, nodes: Vec<(u64, NodeRef)>) -> Result<(), IndexError> {
         for server in self.shared.servers() {
             let here: Vec<_> = nodes.iter().filter(|(_, node)| node.addr.server() == *server).collect();
             for some in here.chunks(WRITES_PER_BATCH) {
@@ -238,9 +245,22 @@ impl Tree {
                 write_all(op, *server, &writes).await?;
             }
         }
-        for (hash, node) in nodes {
-            self.enter(op, *hash, *node).await?;
-            op.endpoint().yield_now().await;
+        let left = Rc::new(RefCell::new(nodes));
+        let announce = |_| {
+            let (left, endpoint) = (Rc::clone(&left), self.endpoint.clone());
+            let tree =
+                Tree { shared: Arc::clone(&self.shared), endpoint: endpoint.clone(), number: self.number };
+            self.endpoint.spawn(async move {
+                loop {
+                    let Some((hash, node)) = left.borrow_mut().pop() else { return Ok(()) };
+                    tree.enter(&endpoint.op(), hash, node).await?;
+                    endpoint.yield_now().await;
+                }
+            })
+        };
+        let announcers: Vec<_> = (0..ANNOUNCERS).map(announce).collect();
+        for announcer in announcers {
+            announcer.await.unwrap_or(Err(IndexError::Unknown))?;
         }
         Ok(())
     }
