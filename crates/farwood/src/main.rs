@@ -7,6 +7,7 @@ mod arena;
 mod bench;
 mod devices;
 mod fleet;
+mod gateway;
 mod litmus;
 mod probe;
 mod report;
@@ -15,6 +16,7 @@ mod simulate;
 mod status;
 mod store;
 mod units;
+mod up;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -29,6 +31,10 @@ struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    /// Run everything on this machine: memory servers, an index, and a gateway for Redis clients
+    Up(Box<up::Arguments>),
+    /// Serve Redis clients from an index of a pool
+    Gateway(Box<gateway::Arguments>),
     /// Run a memory server for other processes
     Serve(serve::Arguments),
     /// Ask memory servers how they do
@@ -65,6 +71,8 @@ fn main() -> ExitCode {
     let Arguments { command } = Arguments::parse();
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).init();
     let result = match command {
+        Command::Up(arguments) => up::run(&arguments),
+        Command::Gateway(arguments) => gateway::run(&arguments),
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),

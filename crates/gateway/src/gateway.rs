@@ -12,6 +12,7 @@ use crate::store::{Backing, Store};
 use farwood_fabric::clock::MILLISECOND;
 use farwood_fabric::{Cluster, Endpoint, Executor, FabricError, SessionOptions};
 use farwood_index::{IndexError, Pool};
+use rustix::process::{Resource, getrlimit, setrlimit};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -20,6 +21,8 @@ use std::thread::JoinHandle;
 /// A lease is renewed so often while it runs, and at least every tenth of a second, so that memory comes back soon.
 const HEARTBEATS_PER_LEASE: u64 = 4;
 const HEARTBEAT_NS: u64 = 100 * MILLISECOND;
+/// Open files beside those of clients: connections to memory servers, epoll descriptors, what the program has open.
+const FILES_BESIDE_CLIENTS: u64 = 1024;
 /// How often the first thread looks whether its session is still one.
 const LOOK_NS: u64 = 200 * MILLISECOND;
 /// How long a gateway waits before it tries again to join.
@@ -44,6 +47,7 @@ impl Gateway {
         if !options.listen.ip().is_loopback() && options.password.is_none() {
             return Err(StartError::Unprotected(options.listen));
         }
+        raise_file_limit(options.max_clients);
         let listener = listen(options.listen).map_err(|error| StartError::Listen(options.listen, error))?;
         let address = listener.local_addr().map_err(StartError::System)?;
         let metrics_at = options.metrics;
@@ -86,6 +90,16 @@ impl Drop for Gateway {
         if let Some(first) = self.first.take() {
             let _ = first.join();
         }
+    }
+}
+
+/// A client is an open file, and systems let a process have few unless it asks. If there are to be no more, accepting says so.
+fn raise_file_limit(clients: usize) {
+    let mut limit = getrlimit(Resource::Nofile);
+    let wanted = clients as u64 + FILES_BESIDE_CLIENTS;
+    if limit.current.is_some_and(|current| current < wanted) {
+        limit.current = Some(limit.maximum.map_or(wanted, |most| most.min(wanted)));
+        let _ = setrlimit(Resource::Nofile, limit);
     }
 }
 

@@ -37,7 +37,17 @@ impl Backing for NamedIndex {
     type Store = Index;
 
     async fn open(&self, pool: &Pool, endpoint: &Endpoint) -> Result<Index, IndexError> {
-        Index::open(pool, endpoint, &self.0).await
+        let index = Index::open(pool, endpoint, &self.0).await?;
+        match index.engine().key_bytes() {
+            None => Ok(index),
+            Some(bytes) => {
+                let (name, engine) = (&self.0, index.engine().name());
+                let why = format!(
+                    "index '{name}' ({engine}) takes only keys of {bytes} bytes; a gateway needs one that takes any"
+                );
+                Err(IndexError::BadConfig { why })
+            }
+        }
     }
 }
 
