@@ -6,8 +6,10 @@ use clap::ValueEnum;
 use farwood_fabric::clock::RealClock;
 use farwood_fabric::transport::sim::Sabotage;
 use farwood_index::engine::sherman::{Config, Sherman};
+use farwood_index::engine::sphinx::{self, Sphinx};
 use farwood_sim::reference::{Bugs, cells::Cells, records::Records};
 use farwood_sim::shrink::shrink;
+use farwood_sim::spelling::Spelling;
 use farwood_sim::trial::{self, Failure, Report, Settings, Trial};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -48,6 +50,10 @@ enum SubjectName {
     Records,
     /// The B-link tree, with nodes of four entries and next to no cache
     Sherman,
+    /// The radix tree with its hash table and next to no filter, on keys of every spelling
+    Sphinx,
+    /// The radix tree by itself
+    Art,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Debug)]
@@ -104,6 +110,8 @@ impl Arguments {
             SubjectName::Cells => trial::run(&Cells { keys: trial.keys, bugs }, trial, settings),
             SubjectName::Records => trial::run(&Records { keys: trial.keys, bugs }, trial, settings),
             SubjectName::Sherman => trial::run(&Sherman::new(Config::tiny()), trial, settings),
+            SubjectName::Sphinx => trial::run(&Sphinx::new(sphinx::Config::tiny()), trial, settings),
+            SubjectName::Art => trial::run(&Sphinx::new(sphinx::Config::art()), trial, settings),
         }
     }
 
@@ -117,11 +125,15 @@ impl Arguments {
             move |n| first.wrapping_add(n)
         });
         let mut usual = Trial::default();
-        if self.subject == SubjectName::Sherman {
+        if !matches!(self.subject, SubjectName::Cells | SubjectName::Records) {
             // Enough keys for several levels, and time to fill and empty them.
             (usual.keys, usual.ops) = (96, 150);
         }
-        Ok(Box::new(seeds.map(move |seed| Trial { seed, ..usual.clone() }.with_random_faults())))
+        let spelled = matches!(self.subject, SubjectName::Sphinx | SubjectName::Art);
+        let spellings = if spelled { &Spelling::ALL[..] } else { &[Spelling::Numbers] };
+        Ok(Box::new(seeds.zip(spellings.iter().cycle()).map(move |(seed, spelling)| {
+            Trial { seed, spelling: *spelling, ..usual.clone() }.with_random_faults()
+        })))
     }
 }
 

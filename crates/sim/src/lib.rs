@@ -3,6 +3,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`trial`] | one run: a world, a workload, a fault plan, all from one line of text |
+//! | [`spelling`] | what its keys look like |
 //! | [`shrink`] | makes a failing trial small |
 //! | [`history`] | what clients did and were told |
 //! | [`locks`] | spin locks under skew, in cost mode: what published systems show the limits of their NICs with |
@@ -16,6 +17,7 @@ pub mod history;
 pub mod locks;
 pub mod reference;
 pub mod shrink;
+pub mod spelling;
 pub mod trial;
 
 pub use trial::{Failure, Report, Trial};

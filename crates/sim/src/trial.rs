@@ -11,6 +11,7 @@
 
 use crate::check::{self, leaks};
 use crate::history::{Action, History, Key, Outcome, Value};
+use crate::spelling::Spelling;
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos};
 use farwood_fabric::control::SessionState;
 use farwood_fabric::procedure::ProcedureSet;
@@ -76,6 +77,8 @@ pub struct Trial {
     pub ops: u32,
     /// Keys, from 0.
     pub keys: u64,
+    /// What they look like.
+    pub spelling: Spelling,
     /// Whether verbs tear.
     pub tear: bool,
     /// What goes wrong.
@@ -135,17 +138,30 @@ impl Trial {
 impl Default for Trial {
     fn default() -> Self {
         let faults = FaultPlan::default();
-        Self { seed: 1, servers: 3, sessions: 4, tasks: 4, ops: 40, keys: 8, tear: true, faults }
+        Self {
+            seed: 1,
+            servers: 3,
+            sessions: 4,
+            tasks: 4,
+            ops: 40,
+            keys: 8,
+            spelling: Spelling::Numbers,
+            tear: true,
+            faults,
+        }
     }
 }
 
 impl fmt::Display for Trial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, servers, sessions, tasks, ops, keys, tear, faults } = self;
+        let Self { seed, servers, sessions, tasks, ops, keys, spelling, tear, faults } = self;
         write!(
             f,
             "seed={seed} servers={servers} sessions={sessions} tasks={tasks} ops={ops} keys={keys} tear={tear}"
         )?;
+        if *spelling != Spelling::Numbers {
+            write!(f, " spell={spelling}")?;
+        }
         if faults.faults.is_empty() { Ok(()) } else { write!(f, " {faults}") }
     }
 }
@@ -194,6 +210,7 @@ fn set(trial: &mut Trial, word: &str) -> Option<()> {
         "tasks" => trial.tasks = value.parse().ok().filter(|n| (1..=16).contains(n))?,
         "ops" => trial.ops = value.parse().ok().filter(|n| *n > 0)?,
         "keys" => trial.keys = value.parse().ok().filter(|n| (1..=4096).contains(n))?,
+        "spell" => trial.spelling = value.parse().ok()?,
         "tear" => trial.tear = value.parse().ok()?,
         _ => return None,
     }
@@ -325,14 +342,18 @@ fn may_leak(trial: &Trial, dead_sessions: u64) -> u64 {
 }
 
 fn memory_servers(trial: &Trial) -> Result<Vec<Arc<dyn ServerLogic>>, Failure> {
+    // Keys of 4 KiB need larger chunks.
+    let (chunk_bytes, chunks) = if trial.spelling == Spelling::Huge { (32 << 10, 1024) } else { (4096, 256) };
     let server = |n| {
         let config = ServerConfig {
+            chunk_bytes,
+            memory_bytes: chunk_bytes * u64::from(chunks),
             pool: PoolId(u128::from(trial.seed)),
             lock_bytes: 4096,
             // Every life of a compute server is a session, and the dead keep theirs until they are recovered.
             max_sessions: u16::try_from(trial.sessions * (MAX_LIVES + 1) + 1).unwrap_or(u16::MAX),
             lease_ns: LEASE_NS,
-            ..ServerConfig::tiny(ServerId::new(n), trial.servers, 256)
+            ..ServerConfig::tiny(ServerId::new(n), trial.servers, chunks)
         };
         let server = MemoryServer::new(config, ProcedureSet::default()).map_err(Failure::Start)?;
         Ok(Arc::new(server) as Arc<dyn ServerLogic>)
@@ -451,7 +472,7 @@ async fn live<E: Engine>(
     let tasks: Vec<_> = (0..trial.tasks)
         .map(|task| {
             let (pool, attached, engine) = (pool.clone(), attached.clone(), engine.clone());
-            let (log, left, keys) = (Rc::clone(log), Rc::clone(left), trial.keys);
+            let (log, left, keys) = (Rc::clone(log), Rc::clone(left), (trial.keys, trial.spelling));
             let sizes = engine.value_bytes();
             let seed = trial.seed ^ u64::from(client) << 40 ^ u64::from(life) << 32 ^ u64::from(task) << 16;
             keeper.spawn(async move {
@@ -497,13 +518,13 @@ async fn live<E: Engine>(
 /// Draws one operation. `seen` is what the task last saw under each key, for comparisons that have a chance.
 fn random_action(
     rng: &mut Rng,
-    (keys, sizes): (u64, &RangeInclusive<usize>),
+    ((keys, spelling), sizes): ((u64, Spelling), &RangeInclusive<usize>),
     shrinking: bool,
     values: &mut u64,
     seen: &BTreeMap<Key, Option<Value>>,
 ) -> Action {
     let kind = rng.u8(0..100);
-    let key = rng.u64(0..keys).to_be_bytes().to_vec();
+    let key = spelling.key(rng.u64(0..keys));
     let mut value = || {
         *values += 1;
         let mut value = values.to_le_bytes().to_vec();
@@ -524,7 +545,7 @@ fn random_action(
             Action::CompareAndSwap { key, expected, new }
         }
         _ => {
-            let other = rng.u64(0..keys).to_be_bytes().to_vec();
+            let other = spelling.key(rng.u64(0..keys));
             let (low, high) = if key <= other { (key, other) } else { (other, key) };
             let start = if rng.bool() { Bound::Included(low) } else { Bound::Unbounded };
             let end = if rng.bool() { Bound::Excluded(high) } else { Bound::Unbounded };
@@ -612,7 +633,8 @@ mod tests {
     #[test]
     fn a_trial_survives_its_text() {
         for seed in 0..200 {
-            let trial = Trial { seed, ..Trial::default() }.with_random_faults();
+            let spelling = Spelling::ALL[usize::try_from(seed).unwrap_or(0) % Spelling::ALL.len()];
+            let trial = Trial { seed, spelling, ..Trial::default() }.with_random_faults();
             assert_eq!(trial.to_string().parse::<Trial>(), Ok(trial));
         }
     }

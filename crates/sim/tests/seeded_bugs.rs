@@ -3,8 +3,10 @@
 
 use farwood_fabric::transport::sim::Sabotage;
 use farwood_index::engine::sherman::{Config, Sherman, Switches};
+use farwood_index::engine::sphinx::{self, Sphinx};
 use farwood_sim::reference::{Bugs, cells::Cells, records::Records};
 use farwood_sim::shrink::shrink;
+use farwood_sim::spelling::Spelling;
 use farwood_sim::trial::{Failure, FaultKind, Settings, Trial, run};
 
 /// How many seeds a mistake may hide in. It shows in one of twenty or more (see the closing lines of each test's output).
@@ -264,4 +266,133 @@ fn an_intent_of_the_dead_that_is_forgotten() {
 fn a_node_of_the_dead_that_is_not_mended() {
     let kills = |seed| bushy(seed).with_faults(FaultKind::Kill, 4);
     tree_bug_is_caught("skip_repair", &Config::tiny(), |s| s.skip_repair = true, kills);
+}
+
+fn radix(trial: &Trial, config: sphinx::Config, sabotage: Sabotage) -> Result<(), Failure> {
+    run(&Sphinx::new(config), trial, Settings { sabotage }).map(drop)
+}
+
+/// A mistake of a radix tree in these worlds is caught.
+fn radix_bug_is_caught(
+    bug: &str,
+    config: &sphinx::Config,
+    set: impl Fn(&mut sphinx::Sabotage),
+    trial_of: impl Fn(u64) -> Trial,
+) -> Failure {
+    let mut wrong = config.clone();
+    set(&mut wrong.sabotage);
+    must_be_caught(
+        bug,
+        trial_of,
+        |trial| radix(trial, wrong.clone(), Sabotage::default()),
+        |trial| radix(trial, config.clone(), Sabotage::default()),
+    )
+}
+
+/// Few keys that are prefixes of each other, so that nodes come and go all the time.
+fn restless(seed: u64) -> Trial {
+    Trial { seed, keys: 8, ops: 60, spelling: Spelling::Prefixes, ..Trial::default() }
+}
+
+/// Keys for one node that grows and shrinks.
+fn swelling(seed: u64) -> Trial {
+    Trial { seed, keys: 12, ops: 60, ..Trial::default() }
+}
+
+#[test]
+fn a_radix_tree_whose_replaced_nodes_stay_alive() {
+    let art = sphinx::Config::art();
+    radix_bug_is_caught(
+        "switch_without_invalidation",
+        &art,
+        |s| s.switch_without_invalidation = true,
+        swelling,
+    );
+}
+
+#[test]
+fn a_hash_entry_published_before_its_node() {
+    let tiny = sphinx::Config::tiny();
+    radix_bug_is_caught("entry_before_node", &tiny, |s| s.entry_before_node = true, restless);
+}
+
+#[test]
+fn a_filter_that_is_trusted() {
+    let tiny = sphinx::Config::tiny();
+    radix_bug_is_caught("trust_filter", &tiny, |s| s.trust_filter = true, restless);
+}
+
+#[test]
+fn an_unlock_that_travels_with_the_payload() {
+    let art = sphinx::Config::art();
+    radix_bug_is_caught("unlock_inside_payload", &art, |s| s.unlock_inside_payload = true, crowded);
+}
+
+#[test]
+fn a_radix_tree_that_skips_checksums() {
+    let art = sphinx::Config::art();
+    radix_bug_is_caught("radix: skip_checksum", &art, |s| s.skip_checksum = true, crowded);
+}
+
+#[test]
+fn a_radix_tree_that_frees_objects_without_an_epoch() {
+    let art = sphinx::Config::art();
+    radix_bug_is_caught("radix: reuse_without_epoch", &art, |s| s.reuse_without_epoch = true, restless);
+}
+
+#[test]
+fn a_leaf_that_is_unlinked_without_a_mark() {
+    let art = sphinx::Config::art();
+    radix_bug_is_caught("delete_without_mark", &art, |s| s.delete_without_mark = true, crowded);
+}
+
+#[test]
+fn a_key_that_goes_where_its_bytes_lead() {
+    let art = sphinx::Config::art();
+    let ladder = |seed| Trial { spelling: Spelling::Ladder, ..swelling(seed) };
+    radix_bug_is_caught("skip_prefix_check", &art, |s| s.skip_prefix_check = true, ladder);
+}
+
+/// Found by this harness: a node that had just lost its last child was taken for all of its parent's subtree, and a scan left out the rest.
+#[test]
+fn a_scan_that_asks_only_the_first_child() {
+    let tiny = sphinx::Config::tiny();
+    let ladder = |seed| Trial { keys: 6, ops: 100, spelling: Spelling::Ladder, ..crowded(seed) };
+    radix_bug_is_caught("first_child_only", &tiny, |s| s.first_child_only = true, ladder);
+}
+
+#[test]
+fn a_hash_table_that_is_resized_without_a_second_look() {
+    // An entry that is lost costs only a longer way, since entries are hints: the check of the whole finds it.
+    let mut wrong = sphinx::Config::tiny();
+    wrong.sabotage.resize_without_recheck = true;
+    let deep = |seed| Trial { seed, servers: 1, keys: 400, spelling: Spelling::Prefixes, ..Trial::default() };
+    let lacking = |config: &sphinx::Config| {
+        (0..SEEDS).find(|seed| {
+            let report = run(&Sphinx::new(config.clone()), &deep(*seed), Settings::default());
+            let report = report.unwrap_or_else(|failure| panic!("{}: {failure}", deep(*seed)));
+            report.marks.keys().any(|mark| ["hash_entry_lacking", "hash_entry_out_of_date"].contains(mark))
+        })
+    };
+    let seed = lacking(&wrong);
+    println!("resize_without_recheck: caught at seed {seed:?}");
+    assert!(seed.is_some(), "not caught");
+}
+
+#[test]
+fn an_intent_of_the_dead_that_a_radix_tree_forgets() {
+    let art = sphinx::Config::art();
+    let kills = |seed| Trial { keys: 2, ..crowded(seed) }.with_faults(FaultKind::Kill, 4);
+    radix_bug_is_caught("radix: forget_intents", &art, |s| s.forget_intents = true, kills);
+}
+
+#[test]
+fn a_late_write_into_a_radix_tree_after_a_reconnect() {
+    let sabotage = Sabotage { reconnect_without_fence: true };
+    must_be_caught(
+        "radix: reconnect_without_fence",
+        |seed| crowded(seed).with_faults(FaultKind::LoseCompletion, 8),
+        |trial| radix(trial, sphinx::Config::art(), sabotage),
+        |trial| radix(trial, sphinx::Config::art(), Sabotage::default()),
+    );
 }

@@ -4,6 +4,7 @@ use super::baseline::{Nothing, ShardedMap};
 use crate::fleet::Transport;
 use crate::units::Size;
 use farwood_index::engine::sherman::{Config, Sherman, Switches};
+use farwood_index::engine::sphinx::{self, Sphinx};
 use farwood_sim::reference::Bugs;
 use farwood_sim::reference::cells::Cells;
 use farwood_sim::reference::records::Records;
@@ -17,6 +18,7 @@ pub(super) enum Choice {
     Cells(Cells),
     Records(Records),
     Sherman(Sherman),
+    Sphinx(Sphinx),
 }
 
 /// What an engine is to hold.
@@ -31,9 +33,14 @@ pub(super) struct Load {
 }
 
 /// Names, and what they are.
-pub(super) const ENGINES: [(&str, &str); 6] = [
+pub(super) const ENGINES: [(&str, &str); 8] = [
     ("sherman", "a B-link tree with hierarchical locks and entry-sized writes (Sherman, SIGMOD '22)"),
     ("fg+", "the same tree with none of the paper's techniques: the paper's baseline"),
+    (
+        "sphinx",
+        "a radix tree for keys and values of any length, its inner nodes found by hash (Sphinx, DAC '25)",
+    ),
+    ("art", "the same tree without hash table and filter: the paper's baseline"),
     ("btreemap", "a sharded BTreeMap behind locks, on local only: the baseline"),
     (
         "cells",
@@ -57,6 +64,8 @@ impl Choice {
             "records" => Self::Records(Records { keys: capacity, bugs: Bugs::default() }),
             "sherman" => Self::Sherman(sherman(name, &Config::default(), load)?),
             "fg+" => Self::Sherman(sherman(name, &Config::fg_plus(), load)?),
+            "sphinx" => Self::Sphinx(Sphinx::default()),
+            "art" => Self::Sphinx(Sphinx::new(sphinx::Config::art())),
             _ => {
                 let names = ENGINES.map(|(name, _)| name).join(", ");
                 return Err(format!("--engine: there is no '{name}'; there are {names}"));
@@ -78,6 +87,7 @@ impl Choice {
                 return Err(format!("--set: {engine} has no switch '{switch}'; it has: shards"));
             }
             (Self::Sherman(tree), switch) => return set_sherman(&mut tree.config, engine, switch, value),
+            (Self::Sphinx(tree), switch) => return set_sphinx(&mut tree.config, engine, switch, value),
             _ => return Err(format!("--set: {engine} has no switch '{switch}', nor any other")),
         }
         Ok(())
@@ -129,6 +139,24 @@ fn set_sherman(config: &mut Config, engine: &str, switch: &str, value: &str) -> 
     Ok(())
 }
 
+fn set_sphinx(config: &mut sphinx::Config, engine: &str, switch: &str, value: &str) -> Result<(), String> {
+    let bad = |what: &str| format!("--set {switch}={value}: {what}");
+    if let Some(technique) = config.switches.by_name(switch) {
+        *technique = value.parse().map_err(|_| bad("a technique is true or false"))?;
+        return Ok(());
+    }
+    match switch {
+        "filter_bytes" => config.filter_bytes = value.parse::<Size>().map_err(|error| bad(&error))?.0,
+        _ => {
+            let techniques = sphinx::Switches::NAMES.join(", ");
+            return Err(format!(
+                "--set: {engine} has no switch '{switch}'; it has: {techniques}, filter_bytes"
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Runs `$body` with `$engine` bound to the engine itself, whichever it is.
 macro_rules! with_engine {
     ($choice:expr, $engine:ident => $body:expr) => {
@@ -138,6 +166,7 @@ macro_rules! with_engine {
             $crate::bench::engines::Choice::Cells($engine) => $body,
             $crate::bench::engines::Choice::Records($engine) => $body,
             $crate::bench::engines::Choice::Sherman($engine) => $body,
+            $crate::bench::engines::Choice::Sphinx($engine) => $body,
         }
     };
 }
@@ -166,12 +195,15 @@ mod tests {
         assert!(
             set("sherman", "lock_and_read", "false").is_ok() && set("fg+", "cache_bytes", "1MiB").is_ok()
         );
+        assert!(set("sphinx", "filter", "false").is_ok() && set("sphinx", "filter_bytes", "20MB").is_ok());
         for (engine, switch, value) in [
             ("btreemap", "shards", "0"),
             ("btreemap", "shads", "8"),
             ("cells", "shards", "8"),
             ("sherman", "combine", "yes"),
             ("sherman", "shards", "8"),
+            ("sphinx", "filter", "1"),
+            ("art", "cache_bytes", "8"),
         ] {
             assert!(set(engine, switch, value).is_err(), "{engine} {switch}={value}");
         }

@@ -2,6 +2,7 @@
 
 use super::Engine;
 use super::sherman::{self, Sherman};
+use super::sphinx::{self, Sphinx};
 use crate::Pool;
 use crate::api::{IndexError, KeyValue, OrderedIndex};
 use crate::shared::heap::Class;
@@ -15,6 +16,8 @@ use std::ops::{Bound, RangeInclusive};
 pub enum AnyEngine {
     /// A B-link tree; keys and values of one length.
     Sherman(Sherman),
+    /// A radix tree; keys and values of any length.
+    Sphinx(Sphinx),
 }
 
 /// What a compute server has of an index of any engine.
@@ -23,6 +26,8 @@ pub enum AnyEngine {
 pub enum AnyAttached {
     /// Sherman's.
     Sherman(sherman::Attached),
+    /// Sphinx's.
+    Sphinx(sphinx::Attached),
 }
 
 /// An index of any engine, as one task sees it.
@@ -31,17 +36,21 @@ pub enum AnyAttached {
 pub enum AnyIndex {
     /// Sherman's.
     Sherman(sherman::Tree),
+    /// Sphinx's.
+    Sphinx(sphinx::Tree),
 }
 
 impl AnyEngine {
     /// The engines' names.
-    pub const NAMES: [&'static str; 2] = ["sherman", "fg+"];
+    pub const NAMES: [&'static str; 4] = ["sherman", "fg+", "sphinx", "art"];
 
-    /// The engine of this name, for keys and values of these sizes.
+    /// The engine of this name, for keys and values of these sizes where all have one.
     pub fn named(name: &str, key_bytes: usize, value_bytes: usize) -> Result<Self, IndexError> {
         let config = match name {
             "sherman" => sherman::Config::default(),
             "fg+" => sherman::Config::fg_plus(),
+            "sphinx" => return Ok(Self::Sphinx(Sphinx::default())),
+            "art" => return Ok(Self::Sphinx(Sphinx::new(sphinx::Config::art()))),
             _ => return Err(unknown(name)),
         };
         Ok(Self::Sherman(Sherman::new(config.sized(key_bytes, value_bytes))))
@@ -51,6 +60,7 @@ impl AnyEngine {
     pub fn of(info: &IndexInfo) -> Result<Self, IndexError> {
         match info.engine.as_str() {
             "sherman" | "fg+" => Sherman::of(info).map(Self::Sherman),
+            "sphinx" | "art" => Sphinx::of(info).map(Self::Sphinx),
             other => Err(unknown(other)),
         }
     }
@@ -59,6 +69,7 @@ impl AnyEngine {
     pub fn key_bytes(&self) -> Option<usize> {
         match self {
             Self::Sherman(sherman) => Some(sherman.config.key_bytes),
+            Self::Sphinx(_) => None,
         }
     }
 }
@@ -68,6 +79,11 @@ fn unknown(name: &str) -> IndexError {
     IndexError::BadConfig { why: format!("there is no engine '{name}' in this version; there are {names}") }
 }
 
+/// One engine was given what another has of an index.
+fn mixed() -> IndexError {
+    IndexError::BadConfig { why: "the index was attached by another engine than this one".into() }
+}
+
 impl Engine for AnyEngine {
     type Attached = AnyAttached;
     type Index = AnyIndex;
@@ -75,24 +91,28 @@ impl Engine for AnyEngine {
     fn name(&self) -> &'static str {
         match self {
             Self::Sherman(engine) => engine.name(),
+            Self::Sphinx(engine) => engine.name(),
         }
     }
 
     fn value_bytes(&self) -> RangeInclusive<usize> {
         match self {
             Self::Sherman(engine) => engine.value_bytes(),
+            Self::Sphinx(engine) => engine.value_bytes(),
         }
     }
 
     async fn create(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<(), IndexError> {
         match self {
             Self::Sherman(engine) => engine.create(pool, endpoint, index).await,
+            Self::Sphinx(engine) => engine.create(pool, endpoint, index).await,
         }
     }
 
     async fn attach(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<AnyAttached, IndexError> {
         match self {
             Self::Sherman(engine) => engine.attach(pool, endpoint, index).await.map(AnyAttached::Sherman),
+            Self::Sphinx(engine) => engine.attach(pool, endpoint, index).await.map(AnyAttached::Sphinx),
         }
     }
 
@@ -101,6 +121,10 @@ impl Engine for AnyEngine {
             (Self::Sherman(engine), AnyAttached::Sherman(attached)) => {
                 engine.open(attached, endpoint, handle).map(AnyIndex::Sherman)
             }
+            (Self::Sphinx(engine), AnyAttached::Sphinx(attached)) => {
+                engine.open(attached, endpoint, handle).map(AnyIndex::Sphinx)
+            }
+            _ => Err(mixed()),
         }
     }
 
@@ -114,6 +138,10 @@ impl Engine for AnyEngine {
             (Self::Sherman(engine), AnyAttached::Sherman(attached)) => {
                 engine.recover(attached, endpoint, victim).await
             }
+            (Self::Sphinx(engine), AnyAttached::Sphinx(attached)) => {
+                engine.recover(attached, endpoint, victim).await
+            }
+            _ => Err(mixed()),
         }
     }
 
@@ -124,12 +152,16 @@ impl Engine for AnyEngine {
     ) -> Result<Vec<(Class, GlobalAddr)>, IndexError> {
         match (self, attached) {
             (Self::Sherman(engine), AnyAttached::Sherman(attached)) => engine.check(attached, endpoint).await,
+            (Self::Sphinx(engine), AnyAttached::Sphinx(attached)) => engine.check(attached, endpoint).await,
+            _ => Err(mixed()),
         }
     }
 
     fn cache_bytes(&self, attached: &AnyAttached) -> u64 {
         match (self, attached) {
             (Self::Sherman(engine), AnyAttached::Sherman(attached)) => engine.cache_bytes(attached),
+            (Self::Sphinx(engine), AnyAttached::Sphinx(attached)) => engine.cache_bytes(attached),
+            _ => 0,
         }
     }
 }
@@ -138,12 +170,14 @@ impl OrderedIndex for AnyIndex {
     async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
         match self {
             Self::Sherman(index) => index.get(key).await,
+            Self::Sphinx(index) => index.get(key).await,
         }
     }
 
     async fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
         match self {
             Self::Sherman(index) => index.put(key, value).await,
+            Self::Sphinx(index) => index.put(key, value).await,
         }
     }
 
@@ -155,24 +189,28 @@ impl OrderedIndex for AnyIndex {
     ) -> Result<bool, IndexError> {
         match self {
             Self::Sherman(index) => index.compare_and_swap(key, expected, new).await,
+            Self::Sphinx(index) => index.compare_and_swap(key, expected, new).await,
         }
     }
 
     async fn put_if_absent(&self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
         match self {
             Self::Sherman(index) => index.put_if_absent(key, value).await,
+            Self::Sphinx(index) => index.put_if_absent(key, value).await,
         }
     }
 
     async fn update_if_present(&self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
         match self {
             Self::Sherman(index) => index.update_if_present(key, value).await,
+            Self::Sphinx(index) => index.update_if_present(key, value).await,
         }
     }
 
     async fn delete(&self, key: &[u8]) -> Result<bool, IndexError> {
         match self {
             Self::Sherman(index) => index.delete(key).await,
+            Self::Sphinx(index) => index.delete(key).await,
         }
     }
 
@@ -185,6 +223,7 @@ impl OrderedIndex for AnyIndex {
     ) -> Result<Vec<KeyValue>, IndexError> {
         match self {
             Self::Sherman(index) => index.scan(start, end, limit, reverse).await,
+            Self::Sphinx(index) => index.scan(start, end, limit, reverse).await,
         }
     }
 }

@@ -4,9 +4,11 @@
 //! | engine | what it is |
 //! |---|---|
 //! | [`sherman`] | a B-link tree with hierarchical locks and entry-sized writes (Sherman, SIGMOD '22), and its baseline FG+ |
+//! | [`sphinx`] | a radix tree for keys of any length, its inner nodes found by hash (Sphinx, DAC '25), and its baseline ART |
 
 mod any;
 pub mod sherman;
+pub mod sphinx;
 
 pub use any::{AnyAttached, AnyEngine, AnyIndex};
 

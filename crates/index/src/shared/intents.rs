@@ -17,6 +17,7 @@
 //! lock that is handed on, a word too small to be unique) the writer ends it: [`Slot::end_addr`].
 
 use super::surely;
+use crate::api::IndexError;
 use farwood_fabric::control::{INTENT_BYTES, RETIRE_SLOTS};
 use farwood_fabric::session::Estate;
 use farwood_fabric::{FabricError, GlobalAddr, Op, ServerId, Session, marks};
@@ -27,6 +28,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 const GRANULE: usize = 64;
 const GRANULES: usize = 64;
 const HEADER: usize = 40;
+/// How often room for an intent is looked for.
+const MAX_WAITS: u32 = 100_000;
+const WAIT_NS: u64 = 1_000;
 const _: () = assert!((GRANULE * GRANULES) as u64 == INTENT_BYTES);
 
 /// The room for intents in a session's journals. Cheap to clone, usable from any thread.
@@ -82,6 +86,19 @@ impl Intents {
         drop(used);
         let addr = intents_of(journal).add((first * GRANULE) as u64);
         Some(Slot { intents: self.clone(), server, mask, addr })
+    }
+}
+
+impl Intents {
+    /// Room for `bytes` on `server`; waits for it if others have it all.
+    pub async fn room(&self, op: &Op, server: ServerId, bytes: usize) -> Result<Slot, IndexError> {
+        for _ in 0..MAX_WAITS {
+            if let Some(slot) = self.take(server, bytes) {
+                return Ok(slot);
+            }
+            op.endpoint().sleep(WAIT_NS).await;
+        }
+        Err(IndexError::Contended { what: "room for an intent", attempts: MAX_WAITS })
     }
 }
 

@@ -14,6 +14,7 @@
 //! A lock is taken from a dead owner only after the owner is fenced; that is recovery's work, not this file's.
 
 use farwood_fabric::SessionId;
+use farwood_fabric::clock::Nanos;
 
 /// A lock word, taken apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,6 +59,28 @@ impl LockWord {
     #[must_use]
     pub fn released(self) -> Self {
         Self { owner: SessionId::NONE, flags: 0, ..self }
+    }
+}
+
+/// How long the same word has been in the way.
+#[derive(Default, Debug)]
+pub(crate) struct Patience {
+    seen: Option<(u64, Nanos)>,
+}
+
+impl Patience {
+    /// One more look; whether it is time to suspect the owner.
+    pub(crate) fn is_over(&mut self, word: u64, now: Nanos, limit: Nanos) -> bool {
+        match self.seen {
+            Some((before, since)) if before == word => {
+                if limit > 0 && now.saturating_sub(since) >= limit {
+                    self.seen = None;
+                    return true;
+                }
+            }
+            _ => self.seen = Some((word, now)),
+        }
+        false
     }
 }
 

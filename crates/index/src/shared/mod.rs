@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`whole`] | proof that an object was read whole, on every transport |
 //! | [`lock`] | the 64-bit remote lock word |
+//! | `locks` | tables of remote locks with local queues in front, and what becomes of a dead session's |
 //! | [`heap`] | remote objects: allocation, safe reuse, what a dead session left behind |
 //! | [`intents`] | what a session is in the middle of, so that others can finish it |
 //! | [`surely`] | verbs that are repeated through lost completions |
@@ -11,5 +12,6 @@
 pub mod heap;
 pub mod intents;
 pub mod lock;
+pub(crate) mod locks;
 pub mod surely;
 pub mod whole;

@@ -32,6 +32,17 @@ pub async fn read(op: &Op, addr: GlobalAddr, len: usize) -> Result<Buf, FabricEr
     Err(FabricError::RetriesExhausted { what: "a READ", attempts: MAX_LOST })
 }
 
+/// READs many places at once, through lost completions.
+pub async fn read_many(op: &Op, places: &[(GlobalAddr, usize)]) -> Result<Vec<Buf>, FabricError> {
+    for _ in 0..MAX_LOST {
+        match op.read_many(places).await {
+            Ok(bufs) => return Ok(bufs),
+            Err(error) => reconnected(op, error).await?,
+        }
+    }
+    Err(FabricError::RetriesExhausted { what: "READs", attempts: MAX_LOST })
+}
+
 /// READs a word, through lost completions.
 pub async fn read_word(op: &Op, addr: GlobalAddr) -> Result<u64, FabricError> {
     for _ in 0..MAX_LOST {

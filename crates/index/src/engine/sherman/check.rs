@@ -6,14 +6,13 @@ use super::{Tree, corrupt};
 use crate::api::IndexError;
 use crate::shared::heap::Class;
 use crate::shared::surely;
-use farwood_fabric::control::SessionState;
 use farwood_fabric::{GlobalAddr, Op};
 use std::collections::BTreeMap;
 
 impl Tree {
     /// Every node, level by level, from the root down; returns where they are.
     pub(super) async fn check(&self, op: &Op) -> Result<Vec<(Class, GlobalAddr)>, IndexError> {
-        self.check_locks(op).await?;
+        self.shared.locks.check_free(op).await?;
         let root = GlobalAddr::from_raw(surely::read_word(op, self.shared.root_pointer()).await?);
         let mut found = Vec::new();
         let mut first = root;
@@ -36,28 +35,6 @@ impl Tree {
             self.check_children(op, &children, here - 1).await?;
             level = Some(here - 1);
         }
-    }
-
-    /// No lock is held, unless by somebody alive who works on another tree: all trees of a pool share lock memory.
-    async fn check_locks(&self, op: &Op) -> Result<(), IndexError> {
-        let held = self.shared.locks.held(op).await?;
-        if held.is_empty() {
-            return Ok(());
-        }
-        let is_alone = self.shared.pool.list_indexes(op).await?.len() == 1;
-        let sessions = self.shared.pool.session().list(op).await?;
-        for (at, word) in held {
-            let owner = at.owner(word);
-            let is_alive =
-                sessions.iter().any(|info| info.session == owner && info.state == SessionState::Active);
-            if is_alone || !is_alive {
-                return Err(corrupt(format!(
-                    "the lock at {} is still held, by {owner} ({word:#x})",
-                    at.addr
-                )));
-            }
-        }
-        Ok(())
     }
 
     /// The nodes of one level from left to right: whole, alive, and without gaps.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `config` | sizes, the paper's techniques as switches, mistakes for tests of the tests |
 //! | `layout`, `node` | a node's bytes; search and changes in one node: pure |
-//! | `lock/` | hierarchical on-chip locks, and what becomes of a dead session's |
+//! | `lock` | where the locks are (`shared/locks` is how they work) |
 //! | `cache` | inner nodes that a compute server keeps |
 //! | `read` | the way down to a node, and node reads that are whole |
 //! | `write` | put, delete, compare-and-swap: one leaf under its lock |
@@ -53,13 +53,12 @@ use crate::Pool;
 use crate::api::{IndexError, KeyValue, OrderedIndex};
 use crate::engine::Engine;
 use crate::shared::heap::{self, Class};
+use crate::shared::locks::{LockTable, Locks, Manner, Mistakes};
 use crate::shared::surely;
 use crate::shared::whole::Place;
 use cache::Cache;
 use farwood_fabric::control::{IndexId, IndexInfo, Reply, Request};
 use farwood_fabric::{CallError, Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId, SessionId};
-use lock::LockTable;
-use lock::local::LocalLocks;
 use node::{Layouts, Node, Plan};
 use restructure::LostSeparator;
 use std::cell::RefCell;
@@ -129,8 +128,7 @@ pub(crate) struct Shared {
     info: IndexInfo,
     config: Config,
     layouts: Layouts,
-    locks: LockTable,
-    local: LocalLocks,
+    locks: Locks,
     cache: Arc<Cache>,
     /// The root as it was last seen: a hint.
     root: AtomicU64,
@@ -220,7 +218,7 @@ impl Engine for Sherman {
         let op = endpoint.op();
         let info = pool.open_index(&op, index, Some(self.name())).await?;
         self.config.check_same(&info.config)?;
-        let locks = self.lock_table(&op, pool, &info).await?;
+        let locks = self.locks(pool, self.lock_table(&op, pool, &info).await?);
         let cache = Arc::new(Cache::new(self.config.cache_bytes));
         let flushed = Arc::downgrade(&cache);
         pool.session().on_flush(move || {
@@ -234,7 +232,6 @@ impl Engine for Sherman {
             config: self.config.clone(),
             layouts,
             locks,
-            local: LocalLocks::default(),
             cache,
             root: AtomicU64::new(0),
         };
@@ -273,7 +270,19 @@ impl Engine for Sherman {
 }
 
 impl Sherman {
-    /// The locks of a tree.
+    fn locks(&self, pool: &Pool, table: LockTable) -> Locks {
+        let Switches { combine, hierarchical, handover, lock_and_read, .. } = self.config.switches;
+        let sabotage = self.config.sabotage;
+        let mistakes = Mistakes {
+            unlock_before_write_back: sabotage.unlock_before_write_back,
+            handover_before_completion: sabotage.handover_before_completion,
+            plain_masked_release: sabotage.plain_masked_release,
+            ..Mistakes::default()
+        };
+        Locks::new(pool, table, Manner { combine, hierarchical, handover, lock_and_read }, mistakes)
+    }
+
+    /// Where the locks of a tree are.
     async fn lock_table(&self, op: &Op, pool: &Pool, info: &IndexInfo) -> Result<LockTable, IndexError> {
         let Switches { lock_memory, masked_locks, .. } = self.config.switches;
         let capabilities = op.endpoint().capabilities();

@@ -7,11 +7,11 @@
 //! be recovered, and then mends the node if it is still torn.
 
 use super::Tree;
-use super::lock::Write;
 use super::node::{Head, Lookup, MAX_LEVEL, Node};
 use super::restructure::LostSeparator;
 use super::write::Reached;
 use crate::api::IndexError;
+use crate::shared::locks::Write;
 use crate::shared::surely;
 use farwood_fabric::{GlobalAddr, Op, marks};
 use std::sync::atomic::Ordering;

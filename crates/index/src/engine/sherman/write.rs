@@ -7,19 +7,16 @@
 //! 4. A leaf that has become small may be merged; a separator that was missing is added.
 
 use super::Tree;
-use super::lock::{Held, Write, begun};
 use super::node::{Head, Lookup, Node, Patches};
 use super::read::{MAX_DESCENTS, Target, Trust};
 use crate::api::IndexError;
-use crate::shared::intents::{Redo, Slot};
-use farwood_fabric::{GlobalAddr, Op, ServerId, marks};
+use crate::shared::intents::Redo;
+use crate::shared::locks::{Held, Write, begun};
+use farwood_fabric::{GlobalAddr, Op, marks};
 use smallvec::SmallVec;
 
 /// How often a change goes from node to node.
 const MAX_STEPS: u32 = 10_000;
-/// How often room for an intent is looked for.
-const MAX_SLOT_WAITS: u32 = 100_000;
-const SLOT_WAIT_NS: u64 = 1_000;
 
 /// What is to become of a key.
 #[derive(Clone, Copy, Debug)]
@@ -251,7 +248,7 @@ impl Tree {
             held: held.word,
             writes: writes.iter().map(|write| (write.addr, write.bytes.to_vec())).collect(),
         };
-        let slot = match self.intent_slot(op, addr.server(), redo.encoded_bytes()).await {
+        let slot = match self.shared.pool.intents().room(op, addr.server(), redo.encoded_bytes()).await {
             Ok(slot) => slot,
             Err(error) => {
                 self.unlock(op, held).await?;
@@ -264,22 +261,6 @@ impl Tree {
         // The lock may be handed on, and then its word stays what it is.
         all.push(Write { addr: slot.end_addr(), bytes: SmallVec::from_slice(&[0; 8]) });
         self.finish(op, held, &all).await
-    }
-
-    /// Room for an intent; waits for it if others have it all.
-    pub(super) async fn intent_slot(
-        &self,
-        op: &Op,
-        server: ServerId,
-        bytes: usize,
-    ) -> Result<Slot, IndexError> {
-        for _ in 0..MAX_SLOT_WAITS {
-            if let Some(slot) = self.shared.pool.intents().take(server, bytes) {
-                return Ok(slot);
-            }
-            op.endpoint().sleep(SLOT_WAIT_NS).await;
-        }
-        Err(IndexError::Contended { what: "room for an intent", attempts: MAX_SLOT_WAITS })
     }
 
     /// Marks a node as linked, after a pointer to it was written.

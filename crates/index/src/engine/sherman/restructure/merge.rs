@@ -12,10 +12,10 @@
 
 use crate::api::IndexError;
 use crate::engine::sherman::Tree;
-use crate::engine::sherman::lock::{Held, LockAt, Write};
 use crate::engine::sherman::node::{Head, MAX_LEVEL, Node};
 use crate::engine::sherman::write::Locked;
 use crate::shared::intents::Redo;
+use crate::shared::locks::{Held, LockAt, Write};
 use crate::shared::surely;
 use farwood_fabric::{GlobalAddr, Op, marks};
 use smallvec::SmallVec;
@@ -98,7 +98,7 @@ impl Tree {
         level: u8,
         held: &[LockAt],
     ) -> Result<Option<Neighbour>, IndexError> {
-        let at = self.shared.locks.lock_of(addr);
+        let at = self.shared.locks.table().lock_of(addr);
         let (held, buf) = if held.contains(&at) {
             (None, surely::read(op, addr, self.shared.config.node_bytes).await?)
         } else if self.shared.config.sabotage.wait_for_second_lock {

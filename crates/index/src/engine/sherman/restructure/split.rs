@@ -11,9 +11,9 @@
 use crate::api::IndexError;
 use crate::engine::sherman::Tree;
 use crate::engine::sherman::layout::LOW_AT;
-use crate::engine::sherman::lock::{Write, begun};
 use crate::engine::sherman::node::{Head, Node, Plan};
 use crate::engine::sherman::write::Locked;
+use crate::shared::locks::{Write, begun};
 use crate::shared::surely;
 use farwood_fabric::{GlobalAddr, Op, ServerId, marks};
 use smallvec::SmallVec;

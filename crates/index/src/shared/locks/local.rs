@@ -19,7 +19,7 @@ const SHARDS: usize = 64;
 pub(super) type LockKey = (u64, u32);
 
 #[derive(Debug)]
-pub(in super::super) struct LocalLocks {
+pub(super) struct LocalLocks {
     shards: Vec<Mutex<FxHashMap<LockKey, Line>>>,
 }
 

@@ -1,4 +1,4 @@
-//! Hierarchical on-chip locks (section 4.3): a table of remote locks on each server, and a local queue in front of it.
+//! Hierarchical on-chip locks (Sherman, section 4.3): a table of remote locks on each server, and a local queue in front of it.
 //!
 //! A node's lock is on the node's server, found by a hash of its address; several nodes may share one. By default a lock is
 //! a word of its own ([`LockWord`]); as an ablation four 16-bit locks share a word, as in the paper.
@@ -11,19 +11,19 @@
 //!    over first; the two threads have different connections, so the next could read what the last has not yet written.)
 //! 4. A lock that does not come free for long: its owner is recovered, if its lease has run out ([`recover`]).
 //!
-//! Nobody waits for a second lock while holding one: [`Tree::try_lock`] gives up.
+//! Nobody waits for a second lock while holding one: [`Locks::try_lock`] gives up.
 
-pub(super) mod local;
-pub(super) mod recover;
+mod local;
+mod recover;
 
-use super::{Shared, Tree};
+use super::lock::{LockWord, Patience};
+use super::surely;
+use crate::Pool;
 use crate::api::IndexError;
-use crate::shared::lock::LockWord;
-use crate::shared::surely;
 use farwood_fabric::clock::Nanos;
 use farwood_fabric::verb::{INLINE_BYTES, Verb};
 use farwood_fabric::{Batch, Buf, FabricError, GlobalAddr, Op, RegionId, ServerId, SessionId, marks};
-use local::{LockKey, Tried};
+use local::{LocalLocks, LockKey, Tried};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -37,9 +37,47 @@ const MAX_LOST: u32 = 64;
 /// Locks in a word, if they share one.
 const LANES: u64 = 4;
 
-/// Where the locks of a tree are.
+/// How locks are taken and given back: Sherman's techniques (sections 4.3 and 4.5), and one step beyond them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a technique of its own")]
+pub(crate) struct Manner {
+    /// Write-back and unlock go out as one batch.
+    pub(crate) combine: bool,
+    /// Threads queue for a lock among themselves; only the first asks for it remotely.
+    pub(crate) hierarchical: bool,
+    /// Whoever is done hands the lock to the next in that queue.
+    pub(crate) handover: bool,
+    /// The lock is taken and the object read in one batch.
+    pub(crate) lock_and_read: bool,
+}
+
+/// Mistakes with locks. They test the tests.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a mistake of its own")]
+pub(crate) struct Mistakes {
+    /// The lock is released before what it protects is written.
+    pub(crate) unlock_before_write_back: bool,
+    /// The release goes out in front of the write-back, in the same batch.
+    pub(crate) unlock_inside_payload: bool,
+    /// The lock is handed over while the write-back is under way.
+    pub(crate) handover_before_completion: bool,
+    /// A masked lock is released by a plain WRITE.
+    pub(crate) plain_masked_release: bool,
+}
+
+/// The locks of an index, as one compute server has them.
+#[derive(Debug)]
+pub(crate) struct Locks {
+    pool: Pool,
+    table: LockTable,
+    local: Arc<LocalLocks>,
+    manner: Manner,
+    mistakes: Mistakes,
+}
+
+/// Where the locks of an index are.
 #[derive(Clone, Debug)]
-pub(super) struct LockTable {
+pub(crate) struct LockTable {
     /// The first word on each server.
     bases: Vec<GlobalAddr>,
     /// Locks on each server.
@@ -51,25 +89,25 @@ pub(super) struct LockTable {
 
 /// One lock: a word, or 16 bits of one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct LockAt {
-    pub(super) addr: GlobalAddr,
+pub(crate) struct LockAt {
+    pub(crate) addr: GlobalAddr,
     lane: u32,
-    pub(super) mask: u64,
+    pub(crate) mask: u64,
 }
 
 /// A lock that is held.
 #[derive(Debug)]
-pub(super) struct Held {
-    pub(super) at: LockAt,
+pub(crate) struct Held {
+    pub(crate) at: LockAt,
     /// What its bits are while it is.
-    pub(super) word: u64,
+    pub(crate) word: u64,
     turn: Option<Turn>,
 }
 
 /// One's turn in the local queue. It ends when this is dropped, so that an error strands nobody who waits there.
 #[derive(Debug)]
 struct Turn {
-    shared: Arc<Shared>,
+    local: Arc<LocalLocks>,
     key: LockKey,
     is_over: bool,
 }
@@ -77,7 +115,7 @@ struct Turn {
 impl Turn {
     /// Hands the lock to the next in the queue, and the turn with it. Whether there was somebody.
     fn hand_over(&mut self, word: u64) -> bool {
-        self.is_over = self.shared.local.hand_over(self.key, word);
+        self.is_over = self.local.hand_over(self.key, word);
         self.is_over
     }
 }
@@ -85,31 +123,36 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         if !self.is_over {
-            self.shared.local.release(self.key);
+            self.local.release(self.key);
         }
     }
 }
 
 /// A WRITE that belongs to what a lock protects.
 #[derive(Clone, Debug)]
-pub(super) struct Write {
-    pub(super) addr: GlobalAddr,
-    pub(super) bytes: SmallVec<[u8; 32]>,
+pub(crate) struct Write {
+    pub(crate) addr: GlobalAddr,
+    pub(crate) bytes: SmallVec<[u8; 32]>,
 }
 
 impl LockTable {
-    /// In lock memory, which all trees of a pool share: locks of a word each have its first half, those that share words the
+    /// In lock memory, which all indexes of a pool share: locks of a word each have its first half, those that share words the
     /// second, since a word that is released by a plain WRITE must be one lock's alone.
-    pub(super) fn in_lock_memory(servers: &[ServerId], bytes: u64, most: u64, masked: bool) -> Self {
+    pub(crate) fn in_lock_memory(servers: &[ServerId], bytes: u64, most: u64, masked: bool) -> Self {
         let half = bytes / 16 * 8;
         let from = if masked { half } else { 0 };
         let bases = servers.iter().map(|server| GlobalAddr::new(*server, RegionId::LOCK, from)).collect();
         Self::new(bases, half, 8, most, masked)
     }
 
+    /// All of lock memory, whichever indexes have locks there.
+    pub(crate) fn all_in_lock_memory(servers: &[ServerId], bytes: u64) -> Vec<Self> {
+        [false, true].map(|masked| Self::in_lock_memory(servers, bytes, u64::MAX, masked)).into()
+    }
+
     /// In tables of so many bytes. In main memory locks are as far apart as in FG, which has them in its nodes: a NIC tells
     /// atomics apart by the low bits of their addresses alone (section 3.2.2).
-    pub(super) fn new(bases: Vec<GlobalAddr>, bytes: u64, stride: u64, most: u64, masked: bool) -> Self {
+    pub(crate) fn new(bases: Vec<GlobalAddr>, bytes: u64, stride: u64, most: u64, masked: bool) -> Self {
         let count = (bytes / stride).saturating_mul(if masked { LANES } else { 1 });
         Self { bases, count: count.min(most).max(1), stride, masked }
     }
@@ -120,7 +163,7 @@ impl LockTable {
     }
 
     /// The lock of a node.
-    pub(super) fn lock_of(&self, node: GlobalAddr) -> LockAt {
+    pub(crate) fn lock_of(&self, node: GlobalAddr) -> LockAt {
         // Nodes lie at regular distances: mix, so that neighbours do not share a lock for that.
         let hash = (node.offset() >> 3).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
         let number = hash % self.count;
@@ -139,7 +182,7 @@ impl LockAt {
     }
 
     /// The owner, as the word says.
-    pub(super) fn owner(self, word: u64) -> SessionId {
+    pub(crate) fn owner(self, word: u64) -> SessionId {
         if self.mask == u64::MAX {
             return LockWord::from_raw(word).owner;
         }
@@ -155,7 +198,15 @@ impl LockAt {
     }
 }
 
-impl Shared {
+impl Locks {
+    pub(crate) fn new(pool: &Pool, table: LockTable, manner: Manner, mistakes: Mistakes) -> Self {
+        Self { pool: pool.clone(), table, local: Arc::default(), manner, mistakes }
+    }
+
+    pub(crate) fn table(&self) -> &LockTable {
+        &self.table
+    }
+
     /// The bits by which this acquisition shows itself.
     fn fresh_word(&self, at: LockAt, handle: u16) -> u64 {
         let owner = self.pool.session().id();
@@ -167,79 +218,69 @@ impl Shared {
     }
 }
 
-/// How long the same word has been in the way.
-#[derive(Default)]
-struct Patience {
-    seen: Option<(u64, Nanos)>,
-}
-
-impl Patience {
-    /// One more look; whether it is time to suspect the owner.
-    fn is_over(&mut self, word: u64, now: Nanos, limit: Nanos) -> bool {
-        match self.seen {
-            Some((before, since)) if before == word => {
-                if limit > 0 && now.saturating_sub(since) >= limit {
-                    self.seen = None;
-                    return true;
-                }
-            }
-            _ => self.seen = Some((word, now)),
-        }
-        false
-    }
-}
-
-impl Tree {
+impl Locks {
     fn turn(&self, at: LockAt) -> Option<Turn> {
-        let is_hierarchical = self.shared.config.switches.hierarchical;
-        is_hierarchical.then(|| Turn { shared: Arc::clone(&self.shared), key: at.key(), is_over: false })
+        let is_hierarchical = self.manner.hierarchical;
+        is_hierarchical.then(|| Turn { local: Arc::clone(&self.local), key: at.key(), is_over: false })
     }
 
-    /// Takes the lock of a node and reads the node.
-    pub(super) async fn lock_and_read(&self, op: &Op, node: GlobalAddr) -> Result<(Held, Buf), IndexError> {
-        let at = self.shared.locks.lock_of(node);
-        let bytes = self.shared.config.node_bytes;
-        let switches = self.shared.config.switches;
-        let handed = if switches.hierarchical { self.shared.local.acquire(at.key()).await } else { None };
+    /// Takes the lock of an object for one of the session's tasks, and reads the object. `recover` cleans up after a session that
+    /// seems to be dead, if it is.
+    pub(crate) async fn lock_and_read(
+        &self,
+        op: &Op,
+        task: u16,
+        (node, bytes): (GlobalAddr, usize),
+        recover: impl AsyncFn(&Op, SessionId) -> Result<(), IndexError>,
+    ) -> Result<(Held, Buf), IndexError> {
+        let at = self.table.lock_of(node);
+        let switches = self.manner;
+        let handed = if switches.hierarchical { self.local.acquire(at.key()).await } else { None };
         let turn = self.turn(at);
         let (word, buf) = if let Some(word) = handed {
             marks::hit("handover");
             (word, None)
         } else {
-            self.take(op, at, switches.lock_and_read.then_some((node, bytes))).await?
+            self.take(op, task, at, switches.lock_and_read.then_some((node, bytes)), recover).await?
         };
         let held = Held { at, word, turn };
         match buf {
             Some(buf) => Ok((held, buf)),
-            None => self.read_under(op, held, node).await,
+            None => self.read_under(op, held, (node, bytes)).await,
         }
     }
 
-    /// Takes the lock of a node if nobody holds it, and reads the node.
-    pub(super) async fn try_lock(
+    /// Takes the lock of an object if nobody holds it, and reads the object.
+    pub(crate) async fn try_lock(
         &self,
         op: &Op,
-        node: GlobalAddr,
+        task: u16,
+        (node, bytes): (GlobalAddr, usize),
     ) -> Result<Option<(Held, Buf)>, IndexError> {
-        let at = self.shared.locks.lock_of(node);
-        let is_hierarchical = self.shared.config.switches.hierarchical;
-        let tried = if is_hierarchical { self.shared.local.try_acquire(at.key()) } else { Tried::Ours };
+        let at = self.table.lock_of(node);
+        let is_hierarchical = self.manner.hierarchical;
+        let tried = if is_hierarchical { self.local.try_acquire(at.key()) } else { Tried::Ours };
         if tried == Tried::Others {
             return Ok(None);
         }
         let turn = self.turn(at);
         let word = match tried {
             Tried::Handed(word) => word,
-            _ => match self.swap_once(op, at, None).await? {
+            _ => match self.swap_once(op, task, at, None).await? {
                 (Ok(word), _) => word,
                 (Err(_), _) => return Ok(None),
             },
         };
-        self.read_under(op, Held { at, word, turn }, node).await.map(Some)
+        self.read_under(op, Held { at, word, turn }, (node, bytes)).await.map(Some)
     }
 
-    async fn read_under(&self, op: &Op, held: Held, node: GlobalAddr) -> Result<(Held, Buf), IndexError> {
-        match surely::read(op, node, self.shared.config.node_bytes).await {
+    async fn read_under(
+        &self,
+        op: &Op,
+        held: Held,
+        (node, bytes): (GlobalAddr, usize),
+    ) -> Result<(Held, Buf), IndexError> {
+        match surely::read(op, node, bytes).await {
             Ok(buf) => Ok((held, buf)),
             Err(error) => {
                 self.unlock(op, held).await?;
@@ -252,10 +293,11 @@ impl Tree {
     async fn swap_once(
         &self,
         op: &Op,
+        task: u16,
         at: LockAt,
         read: Option<(GlobalAddr, usize)>,
     ) -> Result<(Result<u64, u64>, Option<Buf>), IndexError> {
-        let mine = self.shared.fresh_word(at, self.number);
+        let mine = self.fresh_word(at, task);
         let mut batch = Batch::new(at.addr.server());
         let cas = batch.push(at.swap(0, mine));
         let read = read.map(|(node, bytes)| batch.read(node, bytes));
@@ -284,14 +326,16 @@ impl Tree {
     async fn take(
         &self,
         op: &Op,
+        task: u16,
         at: LockAt,
         read: Option<(GlobalAddr, usize)>,
+        recover: impl AsyncFn(&Op, SessionId) -> Result<(), IndexError>,
     ) -> Result<(u64, Option<Buf>), IndexError> {
-        let session = self.shared.pool.session();
+        let session = self.pool.session();
         let limit = session.lease_ns() / 4;
         let mut patience = Patience::default();
         for attempt in 0..MAX_ATTEMPTS {
-            let seen = match self.swap_once(op, at, read).await? {
+            let seen = match self.swap_once(op, task, at, read).await? {
                 (Ok(word), buf) => return Ok((word, buf)),
                 (Err(seen), _) => seen,
             };
@@ -300,7 +344,7 @@ impl Tree {
             if seen != 0 && patience.is_over(seen, op.endpoint().now(), limit) {
                 let owner = at.owner(seen);
                 if owner != session.id() {
-                    self.shared.recover(op, owner).await?;
+                    recover(op, owner).await?;
                 }
             }
             if attempt >= SPINS {
@@ -314,17 +358,17 @@ impl Tree {
     }
 
     /// Gives a lock back.
-    pub(super) async fn unlock(&self, op: &Op, held: Held) -> Result<(), IndexError> {
+    pub(crate) async fn unlock(&self, op: &Op, held: Held) -> Result<(), IndexError> {
         self.finish(op, held, &[]).await
     }
 
     /// Writes back what the lock protects, on its server, and gives the lock back, or on.
-    pub(super) async fn finish(&self, op: &Op, held: Held, writes: &[Write]) -> Result<(), IndexError> {
+    pub(crate) async fn finish(&self, op: &Op, held: Held, writes: &[Write]) -> Result<(), IndexError> {
         let Held { at, word, turn } = held;
         let server = at.addr.server();
-        let (switches, sabotage) = (self.shared.config.switches, self.shared.config.sabotage);
+        let (switches, sabotage) = (self.manner, self.mistakes);
         match turn {
-            Some(mut turn) if switches.handover && self.shared.local.wants_handover(at.key()) => {
+            Some(mut turn) if switches.handover && self.local.wants_handover(at.key()) => {
                 if sabotage.handover_before_completion && turn.hand_over(word) {
                     return self.write(op, server, writes).await;
                 }
@@ -350,7 +394,7 @@ impl Tree {
     }
 
     /// Carries out WRITEs under a lock that stays held; they can be repeated.
-    pub(super) async fn write(&self, op: &Op, server: ServerId, writes: &[Write]) -> Result<(), IndexError> {
+    pub(crate) async fn write(&self, op: &Op, server: ServerId, writes: &[Write]) -> Result<(), IndexError> {
         if writes.is_empty() {
             return Ok(());
         }
@@ -373,10 +417,16 @@ impl Tree {
         writes: &[Write],
     ) -> Result<(), IndexError> {
         for _ in 0..MAX_LOST {
-            let mut batch = batch_of(op, at.addr.server(), writes);
-            if at.mask == u64::MAX {
+            let mut batch = Batch::new(at.addr.server());
+            if self.mistakes.unlock_inside_payload {
                 batch.write_word(at.addr, 0);
-            } else if self.shared.config.sabotage.plain_masked_release {
+            }
+            add_writes(op, &mut batch, writes);
+            if self.mistakes.unlock_inside_payload {
+                // It went out first.
+            } else if at.mask == u64::MAX {
+                batch.write_word(at.addr, 0);
+            } else if self.mistakes.plain_masked_release {
                 batch.write_inline(at.addr.add(u64::from(2 * at.lane)), &[0, 0]);
             } else {
                 batch.push(at.swap(word, 0));
@@ -396,7 +446,7 @@ impl Tree {
 }
 
 /// An error after the first WRITE of a change: it may have happened.
-pub(super) fn begun(error: FabricError) -> IndexError {
+pub(crate) fn begun(error: FabricError) -> IndexError {
     match IndexError::from(error) {
         IndexError::Fenced => IndexError::Fenced,
         _ => IndexError::Unknown,
@@ -405,6 +455,11 @@ pub(super) fn begun(error: FabricError) -> IndexError {
 
 fn batch_of(op: &Op, server: ServerId, writes: &[Write]) -> Batch {
     let mut batch = Batch::new(server);
+    add_writes(op, &mut batch, writes);
+    batch
+}
+
+fn add_writes(op: &Op, batch: &mut Batch, writes: &[Write]) {
     for write in writes {
         if write.bytes.len() <= INLINE_BYTES {
             batch.write_inline(write.addr, &write.bytes);
@@ -412,5 +467,4 @@ fn batch_of(op: &Op, server: ServerId, writes: &[Write]) -> Batch {
             batch.write(write.addr, op.endpoint().buf_of(&write.bytes));
         }
     }
-    batch
 }

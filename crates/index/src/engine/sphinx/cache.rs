@@ -1,0 +1,299 @@
+//! How a compute server finds inner nodes by their prefix: the hash tables of the memory servers (III-A), and the filter that tells which
+//! prefixes are worth asking for (III-B).
+//!
+//! ```text
+//! hash entry   62          51 50     48 47                        0
+//!              [ fingerprint 12 ] [ kind 3 ] [ packed address 48 ]
+//! ```
+//!
+//! 1. The filter names the prefixes of a key that may have nodes, longest first.
+//! 2. READ the buckets of the first one's hash: one round trip. Those with its fingerprint lead to nodes.
+//! 3. READ the node: head first, then the rest, in one batch. If it is linked, alive, and has this very prefix, the way goes on from there.
+//!    If not, the next shorter prefix, and in the end the root.
+//!
+//! **Entries are hints.** They are written when a node has been linked and when it has been replaced, by whoever did that; if it dies between, an entry is
+//! missing or out of date, and whoever notices mends it. What makes a hint safe: a node that is linked and alive is part of the tree; and memory of
+//! a node is never used for anything but nodes of its kind. The head is read first, since without it the rest might be of a
+//! former life of this memory: once the node was seen linked in this operation, its epoch keeps it.
+
+use super::filter::Filter;
+use super::layout::{Head, NODE_HASH_AT, NODE_HEAD_AT, NODE_LINKED_AT, NodeKind, NodeRef, Slot, Step};
+use super::node::Node;
+use super::node::prefix::{self, Prefixes};
+use super::read::{Stop, Way};
+use super::table::{self, Candidates, Nodes, Table};
+use super::{Shared, Tree};
+use crate::api::IndexError;
+use crate::shared::surely;
+use farwood_fabric::addr::PackedAddr;
+use farwood_fabric::{Batch, Buf, Op, SessionId, marks};
+use smallvec::SmallVec;
+
+/// How many prefixes are asked for before the way begins at the root.
+const MAX_PROBES: usize = 4;
+/// How many prefixes are asked for at a time where there is no filter.
+const PREFIXES_AT_A_TIME: usize = 64;
+const KIND_SHIFT: u32 = PackedAddr::BITS;
+const FINGERPRINT_SHIFT: u32 = KIND_SHIFT + 3;
+const FINGERPRINT_BITS: u32 = 12;
+const _: () = assert!(FINGERPRINT_SHIFT + FINGERPRINT_BITS == 63 && table::MAX_ENTRY == (1 << 63) - 1);
+const _: () = assert!(table::HASH_BITS + FINGERPRINT_BITS <= 64 && (NodeKind::N256 as u64) < 8);
+
+/// What a compute server knows of the prefixes that have nodes.
+#[derive(Debug)]
+pub(super) struct Finder {
+    /// One for each memory server, in the order of their numbers.
+    pub(super) tables: Vec<Table>,
+    pub(super) filter: Option<Filter>,
+}
+
+/// What came of looking for a node by hash.
+#[derive(Default, Debug)]
+pub(super) struct Jump {
+    pub(super) stop: Option<Stop>,
+    /// The lengths of prefixes that were asked for in vain.
+    missed: SmallVec<[usize; 4]>,
+}
+
+fn fingerprint(hash: u64) -> u64 {
+    hash >> (64 - FINGERPRINT_BITS)
+}
+
+/// The entry of a node; 0, which is none, if its address cannot be packed, which those of the heap can.
+fn entry_of(hash: u64, node: NodeRef) -> u64 {
+    let packed = PackedAddr::pack(node.addr).map_or(0, PackedAddr::to_raw);
+    fingerprint(hash) << FINGERPRINT_SHIFT | (node.kind as u64) << KIND_SHIFT | packed
+}
+
+fn matches(hash: u64) -> impl Fn(u64) -> bool + Copy {
+    move |entry| entry >> FINGERPRINT_SHIFT == fingerprint(hash)
+}
+
+pub(super) fn node_of(entry: u64) -> Option<NodeRef> {
+    let kind = NodeKind::of(entry >> KIND_SHIFT & 7)?;
+    Some(NodeRef { addr: PackedAddr::from_raw(entry).unpack(), kind })
+}
+
+impl Finder {
+    fn table(&self, shared: &Shared, hash: u64) -> &Table {
+        &self.tables[prefix::server_of(hash, shared.servers()).index()]
+    }
+
+    /// What the compute server spends on it.
+    pub(super) fn bytes(&self) -> u64 {
+        let directories: u64 = self.tables.iter().map(Table::directory_bytes).sum();
+        directories + self.filter.as_ref().map_or(0, Filter::bytes)
+    }
+}
+
+impl Tree {
+    /// The deepest node of a key that is found by hash, less deep than `below`.
+    pub(super) async fn jump(
+        &self,
+        op: &Op,
+        key: &[u8],
+        prefixes: &Prefixes,
+        below: usize,
+    ) -> Result<Jump, IndexError> {
+        let mut jump = Jump::default();
+        let Some(finder) = &self.shared.finder else { return Ok(jump) };
+        let hashes = &prefixes.all()[..prefixes.all().len().min(below)];
+        let Some(filter) = &finder.filter else {
+            return self.jump_unfiltered(op, key, (finder, hashes)).await;
+        };
+        for len in filter.longest(hashes).take_while(|len| *len > 0).take(MAX_PROBES) {
+            let hash = hashes[len];
+            marks::hit("hash_probe");
+            let table = finder.table(&self.shared, hash);
+            let found = table.look_up(op, hash, matches(hash)).await?;
+            jump.stop = self.first_match(op, key, (len, hash), &found).await?;
+            if jump.stop.is_some() {
+                return Ok(jump);
+            }
+            marks::hit("hash_probe_in_vain");
+            jump.missed.push(len);
+        }
+        Ok(jump)
+    }
+
+    /// The same without a filter: all prefixes are asked for at once (III-A).
+    async fn jump_unfiltered(
+        &self,
+        op: &Op,
+        key: &[u8],
+        (finder, hashes): (&Finder, &[u64]),
+    ) -> Result<Jump, IndexError> {
+        let mut end = hashes.len();
+        while end > 1 {
+            let begin = end.saturating_sub(PREFIXES_AT_A_TIME).max(1);
+            let probes: Vec<_> = hashes[begin..end]
+                .iter()
+                .map(|hash| finder.table(&self.shared, *hash).probe(*hash))
+                .collect();
+            let places: Vec<_> = probes.iter().flat_map(table::Probe::places).collect();
+            let pairs = surely::read_many(op, &places).await?;
+            for (n, (probe, pair)) in probes.iter().zip(pairs.chunks(2)).enumerate().rev() {
+                let (len, hash) = (begin + n, hashes[begin + n]);
+                let [one, two] = pair else { continue };
+                let Some(found) = probe.candidates([one, two], matches(hash)) else { continue };
+                if let Some(stop) = self.first_match(op, key, (len, hash), &found).await? {
+                    return Ok(Jump { stop: Some(stop), ..Jump::default() });
+                }
+            }
+            end = begin;
+        }
+        Ok(Jump::default())
+    }
+
+    /// The node among those that hash entries lead to that has this very prefix.
+    async fn first_match(
+        &self,
+        op: &Op,
+        key: &[u8],
+        (len, hash): (usize, u64),
+        found: &Candidates,
+    ) -> Result<Option<Stop>, IndexError> {
+        for slot in found {
+            let Some(node) = node_of(slot.entry) else { continue };
+            let Some(stop) = self.read_hinted(op, key, node, len).await? else { continue };
+            let is_it = stop.hash == hash && stop.head.depth == len;
+            if self.shared.config.sabotage.trust_filter && stop.head.depth <= key.len() {
+                return Ok(Some(stop));
+            }
+            if is_it && stop.head.is_linked && !stop.head.is_dead {
+                return Ok(Some(stop));
+            }
+            if stop.head.is_dead {
+                // Whoever buried it is not done, or died. The entry is of no use to anybody.
+                marks::hit("stale_hash_entry");
+                self.forget(op, hash, node).await?;
+            }
+        }
+        Ok(None)
+    }
+
+    /// READs what a key needs of a node that a hint leads to: the head before the rest.
+    async fn read_hinted(
+        &self,
+        op: &Op,
+        key: &[u8],
+        node: NodeRef,
+        len: usize,
+    ) -> Result<Option<Stop>, IndexError> {
+        if node.kind == NodeKind::N256 && self.shared.config.switches.slot_reads {
+            return self.read_slot_only(op, key, node, len).await.map(Some);
+        }
+        let bytes = node.kind.bytes();
+        let mut batch = Batch::new(node.addr.server());
+        let head = batch.read(node.addr, 8);
+        let whole = batch.read(node.addr, bytes);
+        let is_ordered = op.endpoint().capabilities().ordered_reads;
+        let (head, image) = match op.submit(batch).await {
+            Ok(mut done) if is_ordered => (done.take(head).word(NODE_HEAD_AT), done.take(whole)),
+            outcome => {
+                if let Err(failure) = outcome {
+                    surely::reconnected(op, failure.error).await?;
+                }
+                let head = surely::read_word(op, node.addr).await?;
+                (head, surely::read(op, node.addr, bytes).await?)
+            }
+        };
+        let (Some(head), Some(image)) = (Head::from_word(head), Node::accept(node.kind, image)) else {
+            return Ok(None);
+        };
+        let step = Step::of(key, head.depth);
+        let slot = step.map_or(Slot::EMPTY, |step| image.child(step));
+        Ok(Some(Stop { node, head, hash: image.hash(), step, slot }))
+    }
+
+    /// Notes what was found on a way that the filter did not know of, and mends what is missing in the tables.
+    pub(super) async fn learn(
+        &self,
+        op: &Op,
+        jump: &Jump,
+        way: &Way,
+        prefixes: &Prefixes,
+    ) -> Result<(), IndexError> {
+        let Some(finder) = &self.shared.finder else { return Ok(()) };
+        let begin = usize::from(jump.stop.is_some());
+        for stop in way.stops.iter().skip(begin).filter(|stop| stop.head.depth > 0 && !stop.head.is_dead) {
+            let is_missing = jump.missed.contains(&stop.head.depth);
+            if is_missing && prefixes.get(stop.head.depth) == Some(stop.hash) {
+                marks::hit("hash_entry_missing");
+                self.announce(op, stop.hash, stop.node, None).await?;
+            } else if let Some(filter) = &finder.filter {
+                filter.insert(stop.hash);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets others find a node by its prefix, after a slot was made to lead to it, in the place of another if it takes one's.
+    pub(super) async fn announce(
+        &self,
+        op: &Op,
+        hash: u64,
+        node: NodeRef,
+        before: Option<NodeRef>,
+    ) -> Result<(), IndexError> {
+        let Some(finder) = &self.shared.finder else { return Ok(()) };
+        let announced = async {
+            surely::write(op, node.addr.add(NODE_LINKED_AT as u64), &[1]).await?;
+            let (table, entry) = (finder.table(&self.shared, hash), entry_of(hash, node));
+            if let Some(before) = before {
+                let old = entry_of(hash, before);
+                let found = table.look_up_surely(op, hash, |other| other == old).await?;
+                if let Some(slot) = found.first() {
+                    if table.replace(op, self, hash, *slot, entry).await? {
+                        return Ok(());
+                    }
+                }
+            }
+            table.insert(op, self, hash, entry).await
+        };
+        if let Some(filter) = &finder.filter {
+            filter.insert(hash);
+        }
+        unless_fenced(Box::pin(announced).await)
+    }
+
+    /// Removes the hash entry of a node that is dead.
+    pub(super) async fn forget(&self, op: &Op, hash: u64, node: NodeRef) -> Result<(), IndexError> {
+        let Some(finder) = &self.shared.finder else { return Ok(()) };
+        let table = finder.table(&self.shared, hash);
+        unless_fenced(Box::pin(table.remove(op, self, hash, entry_of(hash, node))).await.map(drop))
+    }
+}
+
+/// A hash entry that could not be written is one that is missing, or out of date: no failure of the operation.
+fn unless_fenced(outcome: Result<(), IndexError>) -> Result<(), IndexError> {
+    match outcome {
+        Err(IndexError::Fenced) => Err(IndexError::Fenced),
+        _ => Ok(()),
+    }
+}
+
+impl Nodes for Tree {
+    async fn hashes_of(&self, op: &Op, entries: &[u64]) -> Result<Vec<Option<u64>>, IndexError> {
+        let nodes: Vec<Option<NodeRef>> = entries.iter().map(|entry| node_of(*entry)).collect();
+        let places: Vec<_> = nodes.iter().flatten().map(|node| (node.addr, NODE_HASH_AT + 8)).collect();
+        let mut heads = Vec::new();
+        for some in places.chunks(PREFIXES_AT_A_TIME) {
+            heads.extend(surely::read_many(op, some).await?);
+        }
+        let mut heads = heads.into_iter();
+        let hash_in = |head: Buf, entry: u64| {
+            let is_alive = Head::from_word(head.word(NODE_HEAD_AT)).is_some_and(|head| !head.is_dead);
+            let hash = head.word(NODE_HASH_AT);
+            (is_alive && matches(hash)(entry)).then_some(hash)
+        };
+        let of = |(node, entry): (Option<NodeRef>, &u64)| {
+            node.and_then(|_| heads.next()).and_then(|head| hash_in(head, *entry))
+        };
+        Ok(nodes.into_iter().zip(entries).map(of).collect())
+    }
+
+    async fn recover(&self, op: &Op, victim: SessionId) -> Result<(), IndexError> {
+        self.shared.recover(op, victim).await
+    }
+}

@@ -1,0 +1,154 @@
+//! Inner nodes as bytes: search, and the form that a node takes when children come or go. Pure.
+
+pub(super) mod leaf;
+pub(super) mod prefix;
+
+use super::layout::{
+    Head, NODE_END_AT, NODE_HASH_AT, NODE_HEAD_AT, NODE_SLOTS_AT, NodeKind, Slot, Step, Target,
+};
+use smallvec::SmallVec;
+use std::ops::Deref;
+
+/// The children of a node, each with the step that leads to it, in the order of keys.
+pub(super) type Children = SmallVec<[(Step, Slot); 8]>;
+
+/// An inner node, as it was read.
+#[derive(Debug)]
+pub(super) struct Node<B> {
+    bytes: B,
+    pub(super) head: Head,
+}
+
+/// What is to be in the place of a node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Form {
+    /// Nothing: it has no children.
+    Nothing,
+    /// Its only child.
+    Child(Slot),
+    /// A node of this kind.
+    Node(NodeKind),
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
+}
+
+/// Where the slot of a byte is in a Node256, which has one for each.
+pub(super) fn direct_slot_at(byte: u8) -> usize {
+    NODE_SLOTS_AT + 8 * usize::from(byte)
+}
+
+/// The form of a node with these children that is not the root.
+pub(super) fn form_of(children: &Children) -> Form {
+    match children[..] {
+        [] => Form::Nothing,
+        [(_, only)] => Form::Child(only),
+        _ => {
+            let beside = children.iter().filter(|(step, _)| *step != Step::End).count();
+            Form::Node(NodeKind::for_children(beside))
+        }
+    }
+}
+
+/// Whether a node of this kind with so many children, the one in its end slot included, should take another form.
+pub(super) fn is_too_large(kind: NodeKind, children: usize) -> bool {
+    children <= kind.shrinks_at().max(1)
+}
+
+impl<B: Deref<Target = [u8]>> Node<B> {
+    /// Takes bytes for a node; `None` if they are none of this kind.
+    pub(super) fn accept(kind: NodeKind, bytes: B) -> Option<Self> {
+        let head = Head::from_word(word(&bytes, NODE_HEAD_AT))?;
+        (head.kind == kind && bytes.len() >= kind.bytes()).then_some(Self { bytes, head })
+    }
+
+    /// The hash of its prefix.
+    pub(super) fn hash(&self) -> u64 {
+        word(&self.bytes, NODE_HASH_AT)
+    }
+
+    fn slot(&self, at: usize) -> Slot {
+        Slot(word(&self.bytes, at))
+    }
+
+    /// Where the slots are, the end slot left out.
+    fn slots_at(&self) -> impl Iterator<Item = usize> + use<B> {
+        (0..self.head.kind.slots()).map(|n| NODE_SLOTS_AT + 8 * n)
+    }
+
+    /// The slot that a step leads to and where it is in the node; an empty one's place is where it would be filled. `None` if the node
+    /// has no such slot and no room for it.
+    pub(super) fn find(&self, step: Step) -> Option<(usize, Slot)> {
+        let byte = match step {
+            Step::End => return Some((NODE_END_AT, self.slot(NODE_END_AT))),
+            Step::Byte(byte) if self.head.kind == NodeKind::N256 => {
+                let at = direct_slot_at(byte);
+                return Some((at, self.slot(at)));
+            }
+            Step::Byte(byte) => byte,
+        };
+        let mut free = None;
+        for at in self.slots_at() {
+            let slot = self.slot(at);
+            if slot.is_empty() {
+                free = free.or(Some((at, slot)));
+            } else if slot.byte() == byte {
+                return Some((at, slot));
+            }
+        }
+        free
+    }
+
+    /// What a step leads to.
+    pub(super) fn child(&self, step: Step) -> Slot {
+        self.find(step).map_or(Slot::EMPTY, |(_, slot)| slot)
+    }
+
+    /// How many children it has, the one in the end slot included.
+    pub(super) fn count(&self) -> usize {
+        let end = usize::from(!self.slot(NODE_END_AT).is_empty());
+        end + self.slots_at().filter(|at| !self.slot(*at).is_empty()).count()
+    }
+
+    /// Its children, in the order of keys.
+    pub(super) fn children(&self) -> Children {
+        let mut children = Children::new();
+        let end = self.slot(NODE_END_AT);
+        if !end.is_empty() {
+            children.push((Step::End, end));
+        }
+        let slots = self.slots_at().map(|at| self.slot(at)).filter(|slot| !slot.is_empty());
+        children.extend(slots.map(|slot| (Step::Byte(slot.byte()), slot)));
+        children.sort_unstable_by_key(|(step, _)| *step);
+        children
+    }
+
+    /// Whether all its slots are slots, each of a byte of its own.
+    pub(super) fn is_sound(&self) -> bool {
+        let children = self.children();
+        children.windows(2).all(|pair| pair[0].0 < pair[1].0)
+            && children.iter().all(|(_, slot)| slot.target().is_some_and(|to| to != Target::Empty))
+    }
+}
+
+/// The bytes of a new node with these children, which fit.
+pub(super) fn build(head: Head, hash: u64, children: &Children) -> Vec<u8> {
+    let mut bytes = vec![0; head.kind.bytes()];
+    let mut put = |at: usize, word: u64| bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+    put(NODE_HEAD_AT, head.to_word());
+    put(NODE_HASH_AT, hash);
+    let mut next = NODE_SLOTS_AT;
+    for (step, slot) in children {
+        let slot = slot.reached_by(*step);
+        match step {
+            Step::End => put(NODE_END_AT, slot.0),
+            Step::Byte(byte) if head.kind == NodeKind::N256 => put(direct_slot_at(*byte), slot.0),
+            Step::Byte(_) => {
+                put(next, slot.0);
+                next += 8;
+            }
+        }
+    }
+    bytes
+}

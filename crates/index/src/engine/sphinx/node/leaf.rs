@@ -1,0 +1,73 @@
+//! Leaves as bytes: a key and its value, with a checksum by which a reader knows that it read them whole. Pure.
+//!
+//! The checksum is keyed by index, address, version and lengths ([`Place`]), and leaves out the state alone, so that freezing a leaf is
+//! the WRITE of one word.
+
+use crate::engine::sphinx::layout::{
+    LEAF_CHECKSUM_AT, LEAF_HEAD_AT, LEAF_KEY_AT, LEAF_KEYED_BITS, LeafHead, LeafState, leaf_bytes,
+};
+use crate::shared::whole::Place;
+use std::ops::Deref;
+
+/// A leaf that was read whole.
+#[derive(Debug)]
+pub(in super::super) struct Leaf<B> {
+    bytes: B,
+    pub(in super::super) head: LeafHead,
+}
+
+fn checksum(place: Place, head: LeafHead, pair: &[u8]) -> u64 {
+    place.checksum(head.to_word() & LEAF_KEYED_BITS, pair)
+}
+
+impl<B: Deref<Target = [u8]>> Leaf<B> {
+    /// Takes bytes for a leaf if they are one, whole; hands them back if not.
+    pub(in super::super) fn accept(place: Place, bytes: B, checked: bool) -> Result<Self, B> {
+        let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
+        let (Some(head), Some(sum)) =
+            (word(LEAF_HEAD_AT).and_then(LeafHead::from_word), word(LEAF_CHECKSUM_AT))
+        else {
+            return Err(bytes);
+        };
+        match bytes.get(LEAF_KEY_AT..leaf_bytes(head.key_bytes, head.value_bytes)) {
+            Some(pair) if !checked || checksum(place, head, pair) == sum => Ok(Self { bytes, head }),
+            _ => Err(bytes),
+        }
+    }
+
+    pub(in super::super) fn key(&self) -> &[u8] {
+        &self.bytes[LEAF_KEY_AT..LEAF_KEY_AT + self.head.key_bytes]
+    }
+
+    pub(in super::super) fn value(&self) -> &[u8] {
+        let from = LEAF_KEY_AT + self.head.key_bytes;
+        &self.bytes[from..from + self.head.value_bytes]
+    }
+
+    pub(in super::super) fn state(&self) -> LeafState {
+        self.head.state
+    }
+
+    /// The word that puts it into another state.
+    pub(in super::super) fn frozen(&self, state: LeafState) -> u64 {
+        LeafHead { state, ..self.head }.to_word()
+    }
+}
+
+/// The bytes of a leaf in this place.
+pub(in super::super) fn build(place: Place, version: u32, key: &[u8], value: &[u8]) -> Vec<u8> {
+    let head = LeafHead {
+        state: LeafState::Alive,
+        version: version & 0x0fff_ffff,
+        key_bytes: key.len(),
+        value_bytes: value.len(),
+    };
+    let mut bytes = Vec::with_capacity(leaf_bytes(key.len(), value.len()));
+    bytes.extend(head.to_word().to_le_bytes());
+    bytes.extend([0; 8]);
+    bytes.extend(key);
+    bytes.extend(value);
+    let sum = checksum(place, head, &bytes[LEAF_KEY_AT..]);
+    bytes[LEAF_CHECKSUM_AT..LEAF_KEY_AT].copy_from_slice(&sum.to_le_bytes());
+    bytes
+}

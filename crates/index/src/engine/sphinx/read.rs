@@ -1,0 +1,207 @@
+//! The way down to a leaf, and leaves that are read whole.
+//!
+//! A way is what this operation read, node by node, each through a slot of the one before it. Whether a node on it is dead does not matter
+//! to who reads: what it said was so at that instant or later (see the invariants in `mod`).
+
+use super::layout::{
+    Head, LeafRef, LeafState, NODE_END_AT, NODE_HASH_AT, NODE_HEAD_AT, NODE_SLOTS_AT, NodeKind, NodeRef,
+    Slot, Step, Target,
+};
+use super::node::leaf::Leaf;
+use super::node::prefix::Prefixes;
+use super::node::{Node, direct_slot_at};
+use super::{Tree, corrupt};
+use crate::api::IndexError;
+use crate::shared::surely;
+use farwood_fabric::{Buf, Op, marks};
+use smallvec::SmallVec;
+
+/// How often a leaf is read until it is whole.
+const MAX_READS: u32 = 10_000;
+/// After so many torn reads in a row the lock is taken, which waits for the writer, or lets a dead one be recovered.
+const PATIENCE: u32 = 16;
+
+/// A node on the way of a key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stop {
+    pub(super) node: NodeRef,
+    pub(super) head: Head,
+    /// The hash of its prefix.
+    pub(super) hash: u64,
+    /// How the key goes on; `None` if it ends before.
+    pub(super) step: Option<Step>,
+    /// Where to.
+    pub(super) slot: Slot,
+}
+
+/// The way of a key: nodes, the last of which leads to a leaf or nowhere.
+#[derive(Debug)]
+pub(super) struct Way {
+    pub(super) stops: SmallVec<[Stop; 8]>,
+    pub(super) leaf: Option<LeafRef>,
+}
+
+impl Way {
+    /// The last node.
+    pub(super) fn last(&self) -> Option<(usize, &Stop)> {
+        self.stops.iter().enumerate().next_back()
+    }
+}
+
+impl Tree {
+    /// The way of a key, from the deepest node that is found by hash, or from the root.
+    pub(super) async fn way(&self, op: &Op, key: &[u8], prefixes: &Prefixes) -> Result<Way, IndexError> {
+        self.way_above(op, key, prefixes, usize::MAX).await
+    }
+
+    /// The same, from a node that is less deep than `below`.
+    pub(super) async fn way_above(
+        &self,
+        op: &Op,
+        key: &[u8],
+        prefixes: &Prefixes,
+        below: usize,
+    ) -> Result<Way, IndexError> {
+        let jump = self.jump(op, key, prefixes, below).await?;
+        let first = match jump.stop {
+            Some(stop) => stop,
+            None => self.read_stop(op, key, self.shared.root, 0).await?,
+        };
+        let way = self.follow(op, key, first).await?;
+        self.learn(op, &jump, &way, prefixes).await?;
+        Ok(way)
+    }
+
+    /// The way of a key on from a node.
+    async fn follow(&self, op: &Op, key: &[u8], first: Stop) -> Result<Way, IndexError> {
+        let mut stops: SmallVec<[Stop; 8]> = SmallVec::new();
+        let mut stop = first;
+        // Depths grow, so this ends.
+        loop {
+            stops.push(stop);
+            let node = match stop.slot.target() {
+                Some(Target::Empty) => return Ok(Way { stops, leaf: None }),
+                Some(Target::Leaf(leaf)) => return Ok(Way { stops, leaf: Some(leaf) }),
+                Some(Target::Node(child)) => child,
+                None => {
+                    return Err(corrupt(format!("a slot of the node at {} is none", stop.node.addr)));
+                }
+            };
+            let next = self.read_stop(op, key, node, stop.head.depth + 1).await?;
+            if next.head.depth <= stop.head.depth {
+                return Err(corrupt(format!("the node at {} is not deeper than its parent", node.addr)));
+            }
+            stop = next;
+        }
+    }
+
+    /// READs what a key needs of a node.
+    async fn read_stop(&self, op: &Op, key: &[u8], node: NodeRef, guess: usize) -> Result<Stop, IndexError> {
+        if node.kind == NodeKind::N256 && self.shared.config.switches.slot_reads {
+            return self.read_slot_only(op, key, node, guess).await;
+        }
+        let image = self.read_node(op, node).await?;
+        let step = Step::of(key, image.head.depth);
+        let slot = step.map_or(Slot::EMPTY, |step| image.child(step));
+        Ok(Stop { node, head: image.head, hash: image.hash(), step, slot })
+    }
+
+    /// READs the head of a Node256 and, in the same round trip, the slot that counts if its depth is as guessed.
+    pub(super) async fn read_slot_only(
+        &self,
+        op: &Op,
+        key: &[u8],
+        node: NodeRef,
+        guess: usize,
+    ) -> Result<Stop, IndexError> {
+        let slot_of = |depth| match Step::of(key, depth) {
+            Some(Step::Byte(byte)) => direct_slot_at(byte),
+            _ => NODE_END_AT,
+        };
+        let guessed = slot_of(guess);
+        let places = [(node.addr, NODE_SLOTS_AT), (node.addr.add(guessed as u64), 8)];
+        let Ok([head_bytes, slot]) = <[Buf; 2]>::try_from(surely::read_many(op, &places).await?) else {
+            return Err(corrupt("two READs did not bring two buffers".into()));
+        };
+        let mut slot = Slot(slot.word(0));
+        let Some(head) = Head::from_word(head_bytes.word(NODE_HEAD_AT)) else { return Err(no_node(node)) };
+        let step = Step::of(key, head.depth);
+        let at = slot_of(head.depth);
+        slot = match step {
+            None => Slot::EMPTY,
+            Some(_) if at == guessed => slot,
+            Some(_) => Slot(surely::read_word(op, node.addr.add(at as u64)).await?),
+        };
+        Ok(Stop { node, head, hash: head_bytes.word(NODE_HASH_AT), step, slot })
+    }
+
+    /// READs a whole node.
+    pub(super) async fn read_node(&self, op: &Op, node: NodeRef) -> Result<Node<Buf>, IndexError> {
+        let bytes = surely::read(op, node.addr, node.kind.bytes()).await?;
+        Node::accept(node.kind, bytes).ok_or_else(|| no_node(node))
+    }
+
+    /// Takes bytes for the leaf here, if they are whole.
+    pub(super) fn accept(&self, leaf: LeafRef, bytes: Buf) -> Option<Leaf<Buf>> {
+        let checked = !self.shared.config.sabotage.skip_checksum;
+        let whole = Leaf::accept(self.shared.place(leaf.addr), bytes, checked).ok();
+        if whole.is_none() {
+            marks::hit("torn_read");
+        }
+        whole
+    }
+
+    /// READs a leaf until it is whole.
+    pub(super) async fn read_leaf(&self, op: &Op, leaf: LeafRef) -> Result<Leaf<Buf>, IndexError> {
+        for attempt in 1..=MAX_READS {
+            let bytes = if attempt % PATIENCE == 0 {
+                let (held, bytes) = self.lock(op, leaf.addr, leaf.class.bytes()).await?;
+                self.shared.locks.unlock(op, held).await?;
+                bytes
+            } else {
+                surely::read(op, leaf.addr, leaf.class.bytes()).await?
+            };
+            if let Some(leaf) = self.accept(leaf, bytes) {
+                return Ok(leaf);
+            }
+            op.count_retry();
+        }
+        Err(corrupt(format!("the leaf at {} is torn, and stays so", leaf.addr)))
+    }
+
+    /// The value of a key.
+    pub(super) async fn look_up(&self, op: &Op, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
+        let prefixes = Prefixes::new(self.shared.seed, key);
+        let Some(leaf) = self.way(op, key, &prefixes).await?.leaf else { return Ok(None) };
+        let leaf = self.read_leaf(op, leaf).await?;
+        let is_there = leaf.key() == key && leaf.state() != LeafState::Deleted;
+        Ok(is_there.then(|| leaf.value().to_vec()))
+    }
+
+    /// Some key below a node; `None` if there is none.
+    pub(super) async fn some_key(&self, op: &Op, node: NodeRef) -> Result<Option<Vec<u8>>, IndexError> {
+        // Not only below its first child: that may be a node that has just lost all of its own.
+        let mut left = vec![node];
+        while let Some(at) = left.pop() {
+            let image = self.read_node(op, at).await?;
+            let mut children = image.children();
+            if self.shared.config.sabotage.first_child_only {
+                children.truncate(1);
+            }
+            for (_, slot) in children.iter().rev() {
+                match slot.target() {
+                    Some(Target::Leaf(leaf)) => {
+                        return Ok(Some(self.read_leaf(op, leaf).await?.key().to_vec()));
+                    }
+                    Some(Target::Node(child)) => left.push(child),
+                    _ => return Err(corrupt(format!("a slot of the node at {} is none", at.addr))),
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn no_node(node: NodeRef) -> IndexError {
+    corrupt(format!("there is no {:?} at {}", node.kind, node.addr))
+}

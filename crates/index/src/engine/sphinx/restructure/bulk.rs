@@ -1,0 +1,1 @@
+//! Bulk load: builds the tree from sorted pairs.

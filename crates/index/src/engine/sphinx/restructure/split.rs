@@ -1,0 +1,97 @@
+//! A new Node4 where a key parts from those that are there.
+
+use crate::api::IndexError;
+use crate::engine::sphinx::layout::{Head, NodeKind, NodeRef, Slot, Step};
+use crate::engine::sphinx::node::{Children, build, prefix};
+use crate::engine::sphinx::read::Way;
+use crate::engine::sphinx::write::{Change, Fresh, Turned, to_leaf};
+use crate::engine::sphinx::{Tree, corrupt};
+use crate::shared::surely;
+use farwood_fabric::{Op, marks};
+
+/// How many bytes two keys have in common at their beginning.
+pub(in super::super) fn common_bytes(a: &[u8], b: &[u8]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+impl Tree {
+    /// WRITEs a new node that nobody knows yet.
+    async fn new_node(
+        &self,
+        op: &Op,
+        (kind, depth): (NodeKind, usize),
+        hash: u64,
+        children: &Children,
+    ) -> Result<(Fresh, NodeRef), IndexError> {
+        let server = prefix::server_of(hash, self.shared.servers());
+        let fresh = self.allocate(op, server, self.shared.node_class(kind)).await?;
+        self.write_node(op, fresh, (kind, depth), hash, children).await?;
+        Ok((fresh, NodeRef { addr: fresh.addr, kind }))
+    }
+
+    /// WRITEs a node into room that nobody knows yet; if that fails, gives the room back.
+    pub(super) async fn write_node(
+        &self,
+        op: &Op,
+        fresh: Fresh,
+        (kind, depth): (NodeKind, usize),
+        hash: u64,
+        children: &Children,
+    ) -> Result<(), IndexError> {
+        let bytes = build(Head { is_dead: false, is_linked: false, kind, depth }, hash, children);
+        surely::write(op, fresh.addr, &bytes).await.map_err(|error| {
+            self.give_back(&[fresh]);
+            error.into()
+        })
+    }
+
+    /// Lets a new leaf for the key branch off where it parts from `other`, a key below the last node of the way. `None` if somebody was
+    /// faster.
+    pub(in super::super) async fn split_edge(
+        &self,
+        change: &Change<'_>,
+        way: &Way,
+        other: &[u8],
+        value: &[u8],
+    ) -> Result<Option<bool>, IndexError> {
+        let common = common_bytes(change.key, other);
+        // The last node that both keys pass, and its child that only the other one does.
+        let above = way.stops.iter().rposition(|stop| stop.head.depth <= common);
+        let Some(above) = above else { return Ok(None) };
+        let parent = &way.stops[above];
+        let (Some(step), false) = (parent.step, parent.slot.is_empty()) else { return Ok(None) };
+        let (Some(ours), Some(theirs)) = (Step::of(change.key, common), Step::of(other, common)) else {
+            return Ok(None);
+        };
+        let Some(hash) = change.prefixes.get(common).filter(|_| ours != theirs) else { return Ok(None) };
+        let (fresh_leaf, leaf) = self.new_leaf(change, value).await?;
+        let mut children: Children =
+            [(ours, to_leaf(ours, leaf)?), (theirs, parent.slot)].into_iter().collect();
+        children.sort_unstable_by_key(|(step, _)| *step);
+        let new_node = self.new_node(change.op, (NodeKind::N4, common), hash, &children).await;
+        let (fresh_node, node) = match new_node {
+            Ok(made) => made,
+            Err(error) => {
+                self.give_back(&[fresh_leaf]);
+                return Err(error);
+            }
+        };
+        if self.shared.config.sabotage.entry_before_node {
+            self.announce(change.op, hash, node, None).await?;
+        }
+        let turned = self.turn(change.op, parent.node, step, (parent.slot, to_node(step, node)?)).await;
+        match self.settle(&[fresh_leaf, fresh_node], turned)? {
+            Turned::Done { .. } => {
+                marks::hit("edge_split");
+                self.announce(change.op, hash, node, None).await?;
+                Ok(Some(true))
+            }
+            Turned::Dead => self.replace(change, way, above, None).await.map(|_| None),
+            Turned::Changed | Turned::Full => Ok(None),
+        }
+    }
+}
+
+pub(in super::super) fn to_node(step: Step, node: NodeRef) -> Result<Slot, IndexError> {
+    Slot::to_node(step, node).ok_or_else(|| corrupt(format!("{} is no place for a node", node.addr)))
+}

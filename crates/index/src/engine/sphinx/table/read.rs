@@ -1,0 +1,244 @@
+//! Look-ups, and how one that finds nothing can be certain of it.
+//!
+//! A READ's words come in any order, and a split may pass between any two of them. So what a look-up finds was there at some time, and the tree
+//! checks it; but that nothing was found says nothing until the state is read *behind* the slots: if by then the hash still belongs to the subtable, its
+//! entries had not begun to be cleared away when the slots were read.
+
+use super::layout::{CHILDREN_AT, FROZEN, PAIR_BYTES, RECORD_BYTES, STATE_AT, Standing, State, slot_order};
+use super::{MAX_ATTEMPTS, Table, corrupt};
+use crate::api::IndexError;
+use crate::shared::surely;
+use farwood_fabric::{Batch, Buf, GlobalAddr, Op, marks};
+use smallvec::SmallVec;
+
+/// An entry, and where it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Slot {
+    /// Where.
+    pub addr: GlobalAddr,
+    /// The entry.
+    pub entry: u64,
+}
+
+/// What a look-up found; most often one.
+pub type Candidates = SmallVec<[Slot; 2]>;
+
+/// An entry that several insert at once may be in two slots for a while; it is found once.
+fn push(found: &mut Candidates, slot: Slot) {
+    if found.iter().all(|other| other.entry != slot.entry) {
+        found.push(slot);
+    }
+}
+
+/// Where to look for a hash: the READs of a look-up, so that several look-ups can go out together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Probe {
+    pub(super) subtable: GlobalAddr,
+    /// From the start of the subtable.
+    pub(super) pairs: [u64; 2],
+}
+
+impl Probe {
+    /// What to READ, at any time and in any order.
+    pub fn places(&self) -> [(GlobalAddr, usize); 2] {
+        self.pairs.map(|pair| (self.subtable.add(pair), PAIR_BYTES))
+    }
+
+    /// The entries that match in what was read. `None` if there are none, or if they may be out of date: then ask
+    /// [`Table::look_up_surely`].
+    pub fn candidates(&self, pairs: [&Buf; 2], matches: impl Fn(u64) -> bool) -> Option<Candidates> {
+        let mut found = Candidates::new();
+        for slot in self.slots(pairs) {
+            if matches(slot.entry & !FROZEN) {
+                if slot.entry & FROZEN != 0 {
+                    marks::hit("hash_entry_frozen");
+                    return None;
+                }
+                push(&mut found, slot);
+            }
+        }
+        (!found.is_empty()).then_some(found)
+    }
+
+    /// All slots that are not empty, as they are.
+    pub(super) fn slots(&self, pairs: [&Buf; 2]) -> impl Iterator<Item = Slot> {
+        let mut slots: SmallVec<[Slot; 32]> = SmallVec::new();
+        for (offset, buf) in self.pairs.iter().zip(pairs) {
+            for n in 0..PAIR_BYTES / 8 {
+                let entry = buf.word(n * 8);
+                if entry != 0 {
+                    slots.push(Slot { addr: self.subtable.add(offset + n as u64 * 8), entry });
+                }
+            }
+        }
+        slots.into_iter()
+    }
+}
+
+/// The pairs of a hash, and the state behind them.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub(super) probe: Probe,
+    pairs: [Buf; 2],
+    pub(super) state: State,
+}
+
+impl Seen {
+    pub(super) fn new(probe: Probe, pairs: [Buf; 2], state: State) -> Self {
+        Self { probe, pairs, state }
+    }
+
+    /// The entries that match, frozen or not; as the tree knows them.
+    pub(super) fn matching(&self, matches: impl Fn(u64) -> bool) -> Candidates {
+        let mut found = Candidates::new();
+        for slot in self.probe.slots(self.pairs()) {
+            let plain = Slot { entry: slot.entry & !FROZEN, ..slot };
+            if matches(plain.entry) {
+                push(&mut found, plain);
+            }
+        }
+        found
+    }
+
+    /// The slots with this very word.
+    pub(super) fn copies_of(&self, word: u64) -> Candidates {
+        self.probe.slots(self.pairs()).filter(|slot| slot.entry == word).collect()
+    }
+
+    fn pairs(&self) -> [&Buf; 2] {
+        let [one, two] = &self.pairs;
+        [one, two]
+    }
+
+    /// The slot that a new entry goes into: in the emptier pair, in the main bucket if it has room.
+    pub(super) fn empty_slot(&self) -> Option<GlobalAddr> {
+        let empty = |pair: &Buf| (0..PAIR_BYTES / 8).filter(|n| pair.word(n * 8) == 0).count();
+        let emptier = usize::from(empty(&self.pairs[1]) > empty(&self.pairs[0]));
+        let (offset, buf) = (self.probe.pairs[emptier], &self.pairs[emptier]);
+        let slot = slot_order(offset).find(|n| buf.word(n * 8) == 0)?;
+        Some(self.probe.subtable.add(offset + slot as u64 * 8))
+    }
+}
+
+impl Table {
+    /// Where to look for a hash, as far as this compute server knows.
+    pub fn probe(&self, hash: u64) -> Probe {
+        Probe { subtable: self.inner.directory.find(hash), pairs: self.inner.geometry.pairs(hash) }
+    }
+
+    /// The entries of a hash that match (other hashes' entries are in the same buckets: compare fingerprints). One round trip if there are some,
+    /// else one more to be certain, and more if the directory is behind.
+    ///
+    /// An entry that was inserted before and is not removed meanwhile is found. If the nodes that the entries lead to are all the wrong ones, or
+    /// out of date, [`Table::look_up_surely`] tells whether the directory was behind.
+    pub async fn look_up(
+        &self,
+        op: &Op,
+        hash: u64,
+        matches: impl Fn(u64) -> bool,
+    ) -> Result<Candidates, IndexError> {
+        let probe = self.probe(hash);
+        let mut batch = Batch::new(self.server());
+        let reads = probe.places().map(|(addr, bytes)| batch.read(addr, bytes));
+        match op.submit(batch).await {
+            Ok(mut done) => {
+                let [one, two] = reads.map(|read| done.take(read));
+                if let Some(found) = probe.candidates([&one, &two], &matches) {
+                    return Ok(found);
+                }
+                if self.inner.sabotage.trust_absence {
+                    return Ok(Candidates::new());
+                }
+            }
+            Err(failure) => surely::reconnected(op, failure.error).await?,
+        }
+        self.look_up_surely(op, hash, matches).await
+    }
+
+    /// The same, with a directory that is certain not to be behind. One round trip, if it was not.
+    pub async fn look_up_surely(
+        &self,
+        op: &Op,
+        hash: u64,
+        matches: impl Fn(u64) -> bool,
+    ) -> Result<Candidates, IndexError> {
+        Ok(self.see(op, hash).await?.matching(matches))
+    }
+
+    /// The pairs of a hash in the subtable that it belongs to, at an instant of this call.
+    pub(super) async fn see(&self, op: &Op, hash: u64) -> Result<Seen, IndexError> {
+        for _ in 0..MAX_ATTEMPTS {
+            let seen = self.look(op, self.probe(hash)).await?;
+            if seen.state.standing(hash) != Standing::Gone {
+                return Ok(seen);
+            }
+            marks::hit("hash_directory_behind");
+            op.count_retry();
+            self.learn(op, seen.probe.subtable).await?;
+        }
+        Err(IndexError::Contended { what: "a look into the hash table", attempts: MAX_ATTEMPTS })
+    }
+
+    /// READs pairs, and behind them the state.
+    pub(super) async fn look(&self, op: &Op, probe: Probe) -> Result<Seen, IndexError> {
+        let state_at = probe.subtable.add(STATE_AT);
+        for _ in 0..MAX_ATTEMPTS {
+            let mut batch = Batch::new(self.server());
+            let reads = probe.places().map(|(addr, bytes)| batch.read(addr, bytes));
+            let is_ordered = op.endpoint().capabilities().ordered_reads;
+            let state = is_ordered.then(|| batch.read(state_at, 8));
+            match op.submit(batch).await {
+                Ok(mut done) => {
+                    let pairs = reads.map(|read| done.take(read));
+                    let raw = match state {
+                        Some(state) => done.take(state).word(0),
+                        None => surely::read_word(op, state_at).await?,
+                    };
+                    return Ok(Seen::new(probe, pairs, decode(raw, probe.subtable)?));
+                }
+                Err(failure) => surely::reconnected(op, failure.error).await?,
+            }
+        }
+        Err(IndexError::Contended { what: "a completion", attempts: MAX_ATTEMPTS })
+    }
+
+    /// Enters a subtable and those that were split off from it into the directory. Returns its state and children.
+    pub(super) async fn learn(
+        &self,
+        op: &Op,
+        subtable: GlobalAddr,
+    ) -> Result<(State, Vec<GlobalAddr>), IndexError> {
+        for _ in 0..MAX_ATTEMPTS {
+            let record = surely::read(op, subtable, usize::try_from(RECORD_BYTES).unwrap_or(0)).await?;
+            let word = |at: u64| record.word(usize::try_from(at).unwrap_or(0));
+            let state = decode(word(STATE_AT), subtable)?;
+            let child = |depth: u8| GlobalAddr::from_raw(word(CHILDREN_AT + 8 * u64::from(depth)));
+            let children: Vec<_> = (state.birth..state.depth).map(child).collect();
+            // The words of the record came in any order: a child may be older than the state.
+            if children.iter().any(|child| child.is_null()) {
+                marks::hit("hash_record_torn");
+                op.count_retry();
+                continue;
+            }
+            if let Some(child) = children.iter().find(|child| !self.is_plausible(**child)) {
+                return Err(corrupt(format!("the hash subtable at {subtable} has a child at {child}")));
+            }
+            for (depth, child) in (state.birth..state.depth).zip(&children) {
+                self.inner.directory.note(depth + 1, state.suffix | 1 << depth, *child);
+            }
+            self.inner.directory.note(state.depth, state.suffix, subtable);
+            return Ok((state, children));
+        }
+        Err(IndexError::Contended { what: "a whole record of a hash subtable", attempts: MAX_ATTEMPTS })
+    }
+
+    fn is_plausible(&self, subtable: GlobalAddr) -> bool {
+        let root = self.inner.directory.root();
+        subtable.is_word_aligned() && subtable.server() == root.server() && subtable.region() == root.region()
+    }
+}
+
+pub(super) fn decode(raw: u64, subtable: GlobalAddr) -> Result<State, IndexError> {
+    State::from_raw(raw)
+        .ok_or_else(|| corrupt(format!("no hash subtable at {subtable}: its state is {raw:#x}")))
+}

@@ -1,0 +1,245 @@
+//! Insert, replace, remove: one CAS of a slot each, and a look behind it in the same batch.
+
+use super::layout::{FROZEN, STATE_AT, Standing};
+use super::read::{Probe, Seen, Slot, decode};
+use super::{MAX_ATTEMPTS, MAX_ENTRY, Nodes, Table};
+use crate::api::IndexError;
+use crate::shared::surely;
+use farwood_fabric::{Batch, GlobalAddr, Op, marks};
+use smallvec::SmallVec;
+
+/// What became of an attempt to change a slot.
+enum Swap {
+    /// It is changed; and what was seen behind that.
+    Done(Seen),
+    /// It held something else.
+    Lost,
+    /// The completion was lost, and what the slot holds now does not tell.
+    Doubtful,
+}
+
+impl Table {
+    /// Inserts an entry whose node is in place. Two round trips, if nobody is in the way. Done already if the entry is there.
+    pub async fn insert(&self, op: &Op, nodes: &impl Nodes, hash: u64, entry: u64) -> Result<(), IndexError> {
+        check_entry(entry)?;
+        let mut strays: SmallVec<[GlobalAddr; 2]> = SmallVec::new();
+        for _ in 0..MAX_ATTEMPTS {
+            let seen = self.see(op, hash).await?;
+            let subtable = seen.probe.subtable;
+            let is_here = seen.state.standing(hash) == Standing::Here;
+            let is_kept = is_here && !seen.copies_of(entry).is_empty();
+            if is_kept || !seen.copies_of(entry | FROZEN).is_empty() {
+                return self.remove_from(op, &strays, entry).await;
+            }
+            let Some(slot) = seen.empty_slot().filter(|_| is_here) else {
+                // Full, or no longer to be inserted into: after the split there is room.
+                self.resize(op, nodes, subtable, seen.state.depth).await?;
+                continue;
+            };
+            if let Swap::Done(behind) = self.swap(op, seen.probe, slot, 0, entry).await? {
+                if self.counts(op, nodes, hash, Slot { addr: slot, entry }, &behind).await? {
+                    // If several insert one entry at once, the first slot stays. All agree on which that is.
+                    let copies = behind.copies_of(entry);
+                    strays.extend(copies.iter().skip(1).map(|copy| copy.addr));
+                    return self.remove_from(op, &strays, entry).await;
+                }
+                strays.push(slot);
+            }
+            marks::hit("hash_insert_again");
+            op.count_retry();
+        }
+        Err(IndexError::Contended { what: "a slot of the hash table", attempts: MAX_ATTEMPTS })
+    }
+
+    /// Replaces an entry that a look-up found by another of the same hash. One round trip, if nobody is in the way. Whether the old one was there.
+    pub async fn replace(
+        &self,
+        op: &Op,
+        nodes: &impl Nodes,
+        hash: u64,
+        old: Slot,
+        new: u64,
+    ) -> Result<bool, IndexError> {
+        check_entry(new)?;
+        let mut guess = Some(old.addr);
+        let mut is_doubtful = false;
+        for _ in 0..MAX_ATTEMPTS {
+            let probe = self.probe(hash);
+            let Some(addr) = guess.take().filter(|addr| probe.holds(*addr)) else {
+                let seen = self.see(op, hash).await?;
+                guess = self.find_slot(op, nodes, &seen, old.entry).await?;
+                match guess {
+                    Some(_) => continue,
+                    None if !seen.matching(|other| other == old.entry).is_empty() => continue,
+                    None if !is_doubtful => return Ok(false),
+                    None if !seen.matching(|other| other == new).is_empty() => return Ok(true),
+                    None => return Err(IndexError::Unknown),
+                }
+            };
+            match self.swap(op, probe, addr, old.entry, new).await? {
+                Swap::Done(behind) => {
+                    let copies: SmallVec<[GlobalAddr; 2]> =
+                        behind.copies_of(old.entry).iter().map(|copy| copy.addr).collect();
+                    if !self.counts(op, nodes, hash, Slot { addr, entry: new }, &behind).await? {
+                        Box::pin(self.insert(op, nodes, hash, new)).await?;
+                        self.remove_from(op, &[addr], new).await?;
+                    }
+                    self.remove_from(op, &copies, old.entry).await?;
+                    return Ok(true);
+                }
+                Swap::Lost => marks::hit("hash_replace_lost"),
+                Swap::Doubtful => is_doubtful = true,
+            }
+            op.count_retry();
+        }
+        Err(IndexError::Contended { what: "an entry of the hash table", attempts: MAX_ATTEMPTS })
+    }
+
+    /// Removes an entry. Two round trips, if nobody is in the way. Whether it was there.
+    pub async fn remove(
+        &self,
+        op: &Op,
+        nodes: &impl Nodes,
+        hash: u64,
+        entry: u64,
+    ) -> Result<bool, IndexError> {
+        let mut was_there = false;
+        let mut seen = self.see(op, hash).await?;
+        for _ in 0..MAX_ATTEMPTS {
+            if seen.matching(|other| other == entry).is_empty() {
+                return Ok(was_there);
+            }
+            if let Some(slot) = self.find_slot(op, nodes, &seen, entry).await? {
+                match self.swap(op, seen.probe, slot, entry, 0).await? {
+                    Swap::Done(behind) => {
+                        was_there = true;
+                        // Behind the CAS, in order: if no other copy was seen and nothing moves, there is none.
+                        if op.endpoint().capabilities().ordered_reads
+                            && behind.state.standing(hash) == Standing::Here
+                        {
+                            seen = behind;
+                            continue;
+                        }
+                    }
+                    Swap::Lost => {}
+                    Swap::Doubtful => was_there = true,
+                }
+                op.count_retry();
+            }
+            seen = self.see(op, hash).await?;
+        }
+        Err(IndexError::Contended { what: "an entry of the hash table", attempts: MAX_ATTEMPTS })
+    }
+
+    /// A slot where this entry can be changed. If it is frozen, waits until it has moved.
+    async fn find_slot(
+        &self,
+        op: &Op,
+        nodes: &impl Nodes,
+        seen: &Seen,
+        entry: u64,
+    ) -> Result<Option<GlobalAddr>, IndexError> {
+        let slot = seen.copies_of(entry).first().map(|slot| slot.addr);
+        if slot.is_none() && !seen.copies_of(entry | FROZEN).is_empty() {
+            marks::hit("hash_change_waits");
+            self.resize(op, nodes, seen.probe.subtable, seen.state.depth).await?;
+        }
+        Ok(slot)
+    }
+
+    /// Whether an entry that was just stored counts, going by what was seen behind that. If not, it has to be stored where its hash belongs now, and then
+    /// to be removed from here: in this order, so that it is not lost if we die between.
+    async fn counts(
+        &self,
+        op: &Op,
+        nodes: &impl Nodes,
+        hash: u64,
+        stored: Slot,
+        behind: &Seen,
+    ) -> Result<bool, IndexError> {
+        let standing = behind.state.standing(hash);
+        if standing == Standing::Here || self.inner.sabotage.skip_recheck {
+            return Ok(true);
+        }
+        marks::hit("hash_recheck_failed");
+        if standing == Standing::Leaving {
+            self.resize(op, nodes, behind.probe.subtable, behind.state.depth).await?;
+        }
+        // The split is through. What is not frozen by now was not seen by it; and if something else is there, somebody else has
+        // changed or removed the entry, or it was moved.
+        let is_left_behind = surely::read_word(op, stored.addr).await? == stored.entry;
+        if is_left_behind {
+            marks::hit("hash_entry_left_behind");
+        }
+        Ok(!is_left_behind)
+    }
+
+    /// Empties slots, as far as they still hold the entry.
+    async fn remove_from(&self, op: &Op, slots: &[GlobalAddr], entry: u64) -> Result<(), IndexError> {
+        for slot in slots {
+            marks::hit("hash_copy_removed");
+            if let Err(error) = op.cas(*slot, entry, 0).await {
+                // Repeated once, so that a copy that nobody looks for stays only if this is cut off too.
+                surely::reconnected(op, error).await?;
+                let _ = op.cas(*slot, entry, 0).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// One CAS of a slot, with a look at the pairs and the state behind it: one round trip.
+    async fn swap(
+        &self,
+        op: &Op,
+        probe: Probe,
+        slot: GlobalAddr,
+        old: u64,
+        new: u64,
+    ) -> Result<Swap, IndexError> {
+        let mut batch = Batch::new(self.server());
+        let cas = batch.cas(slot, old, new);
+        let reads = probe.places().map(|(addr, bytes)| batch.read(addr, bytes));
+        let state = batch.read(probe.subtable.add(STATE_AT), 8);
+        match op.submit(batch).await {
+            Ok(mut done) if done.previous(cas) == old => {
+                let pairs = reads.map(|read| done.take(read));
+                let state = decode(done.take(state).word(0), probe.subtable)?;
+                Ok(Swap::Done(Seen::new(probe, pairs, state)))
+            }
+            Ok(_) => {
+                marks::hit("lost_cas");
+                Ok(Swap::Lost)
+            }
+            Err(failure) => {
+                // Once reconnected the CAS has happened or never will, and the slot may tell which.
+                surely::reconnected(op, failure.error).await?;
+                let now = surely::read_word(op, slot).await?;
+                if now == old {
+                    return Ok(Swap::Lost);
+                }
+                if now & !FROZEN == new && new != 0 {
+                    marks::hit("hash_swapped_unknowingly");
+                    return Ok(Swap::Done(self.look(op, probe).await?));
+                }
+                Ok(Swap::Doubtful)
+            }
+        }
+    }
+}
+
+impl Probe {
+    /// Whether a slot is one of those that it looks at.
+    fn holds(&self, slot: GlobalAddr) -> bool {
+        self.places().iter().any(|(addr, bytes)| {
+            slot.server() == addr.server()
+                && (addr.offset()..addr.offset() + *bytes as u64).contains(&slot.offset())
+        })
+    }
+}
+
+fn check_entry(entry: u64) -> Result<(), IndexError> {
+    if (1..=MAX_ENTRY).contains(&entry) {
+        return Ok(());
+    }
+    Err(IndexError::BadValue { why: format!("a hash entry of {entry:#x}; it can be 1 to {MAX_ENTRY:#x}") })
+}

@@ -1,0 +1,491 @@
+//! Changes of one key: the leaf under its lock, or the slot that leads to it under its node's.
+//!
+//! An attempt follows the way of the key and does what is to be done at its end. If somebody was faster, or a dead node is in the way
+//! and had to be replaced first, it is made anew.
+
+use super::layout::{
+    Head, LEAF_HEAD_AT, LeafClass, LeafRef, LeafState, NODE_LINKED_AT, NODE_STATE_AT, NodeRef, Slot, Step,
+    leaf_bytes,
+};
+use super::node::leaf::{self, Leaf};
+use super::node::prefix::{self, Prefixes};
+use super::node::{Node, is_too_large};
+use super::read::{Stop, Way};
+use super::{Tree, corrupt};
+use crate::api::IndexError;
+use crate::shared::heap::Class;
+use crate::shared::intents::Redo;
+use crate::shared::locks::{Held, Write, begun};
+use crate::shared::surely;
+use farwood_fabric::control::ControlError;
+use farwood_fabric::{Buf, FabricError, GlobalAddr, Op, ServerId, marks};
+use smallvec::{SmallVec, smallvec};
+
+/// How often a change is tried.
+const MAX_ATTEMPTS: u32 = 10_000;
+/// From so many attempts on, waits lie between them.
+const SPINS: u32 = 8;
+const WAIT_NS: u64 = 1_000;
+/// How often a leaf that is deleted is tried to be unlinked, before that is left to others.
+const MAX_UNLINKS: u32 = 16;
+/// The longest leaf that is updated in place: an intent must hold it, and others need room for theirs.
+const MAX_IN_PLACE_BYTES: usize = 1024;
+
+/// What is to become of a key.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Decision<'a> {
+    Keep,
+    Put(&'a [u8]),
+    Remove,
+}
+
+/// Decides, given what the key holds.
+pub(super) type Decide<'a> = &'a dyn Fn(Option<&[u8]>) -> Decision<'a>;
+
+/// What became of a slot that was to be turned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Turned {
+    /// It was; the node has so many children now.
+    Done { children: usize },
+    /// Somebody else did.
+    Changed,
+    /// The node is dead.
+    Dead,
+    /// There is no slot left in the node.
+    Full,
+}
+
+/// An object that nobody knows yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fresh {
+    pub(super) class: Class,
+    pub(super) addr: GlobalAddr,
+}
+
+/// A key that is to be changed.
+pub(super) struct Change<'a> {
+    pub(super) op: &'a Op,
+    pub(super) key: &'a [u8],
+    pub(super) prefixes: Prefixes,
+}
+
+/// The WRITE of a word.
+fn word_at(addr: GlobalAddr, at: usize, word: u64) -> Write {
+    Write { addr: addr.add(at as u64), bytes: SmallVec::from_slice(&word.to_le_bytes()) }
+}
+
+/// The WRITE of a byte.
+fn byte_at(addr: GlobalAddr, at: usize, byte: u8) -> Write {
+    Write { addr: addr.add(at as u64), bytes: SmallVec::from_slice(&[byte]) }
+}
+
+impl Tree {
+    /// Takes the lock of an object and reads it.
+    pub(super) async fn lock(
+        &self,
+        op: &Op,
+        addr: GlobalAddr,
+        bytes: usize,
+    ) -> Result<(Held, Buf), IndexError> {
+        let recover = async |op: &Op, victim| self.shared.recover(op, victim).await;
+        self.shared.locks.lock_and_read(op, self.number, (addr, bytes), recover).await
+    }
+
+    /// Takes the lock of a node and reads it.
+    pub(super) async fn lock_node(&self, op: &Op, node: NodeRef) -> Result<(Held, Node<Buf>), IndexError> {
+        let (held, bytes) = self.lock(op, node.addr, node.kind.bytes()).await?;
+        match Node::accept(node.kind, bytes) {
+            Some(image) => Ok((held, image)),
+            None => {
+                self.shared.locks.unlock(op, held).await?;
+                Err(corrupt(format!("there is no {:?} at {}", node.kind, node.addr)))
+            }
+        }
+    }
+
+    /// Freezes a node under its lock, and gives the lock back.
+    pub(super) async fn bury(
+        &self,
+        op: &Op,
+        held: Held,
+        node: NodeRef,
+        image: &Node<Buf>,
+    ) -> Result<(), IndexError> {
+        let is_dead = !self.shared.config.sabotage.switch_without_invalidation;
+        let head = Head { is_dead, ..image.head };
+        self.shared.locks.finish(op, held, &[byte_at(node.addr, NODE_STATE_AT, head.state_byte())]).await
+    }
+
+    /// Turns a slot of a node from one word to another, under the node's lock.
+    pub(super) async fn turn(
+        &self,
+        op: &Op,
+        node: NodeRef,
+        step: Step,
+        (from, to): (Slot, Slot),
+    ) -> Result<Turned, IndexError> {
+        let (held, image) = self.lock_node(op, node).await?;
+        let found = image.find(step);
+        let refused = match found {
+            _ if image.head.is_dead => Some(Turned::Dead),
+            Some((_, slot)) if slot != from => Some(Turned::Changed),
+            None if from.is_empty() => Some(Turned::Full),
+            None => Some(Turned::Changed),
+            Some(_) => None,
+        };
+        if let Some(refused) = refused {
+            marks::hit(match refused {
+                Turned::Dead => "dead_node_met",
+                Turned::Full => "full_node_met",
+                _ => "slot_changed",
+            });
+            self.shared.locks.unlock(op, held).await?;
+            return Ok(refused);
+        }
+        let at = found.map_or(0, |(at, _)| at);
+        let children = image.count() + usize::from(from.is_empty()) - usize::from(to.is_empty());
+        let mut writes: SmallVec<[Write; 2]> = smallvec![word_at(node.addr, at, to.0)];
+        if !image.head.is_linked {
+            // Whoever linked it has not said so yet, or died before.
+            writes.push(byte_at(node.addr, NODE_LINKED_AT, 1));
+        }
+        self.shared.locks.finish(op, held, &writes).await?;
+        Ok(Turned::Done { children })
+    }
+
+    /// A new object on this server, or on another if there is no room.
+    pub(super) async fn allocate(
+        &self,
+        op: &Op,
+        server: ServerId,
+        class: Class,
+    ) -> Result<Fresh, IndexError> {
+        let others = self.shared.servers().iter().copied().filter(|other| *other != server);
+        let mut full = None;
+        for server in [server].into_iter().chain(others) {
+            match self.shared.pool.heap().allocate(op, server, class).await {
+                Ok(addr) => return Ok(Fresh { class, addr }),
+                Err(error) => match is_full(&error) {
+                    true => full = full.or(Some(error)),
+                    false => return Err(error.into()),
+                },
+            }
+        }
+        Err(full.map_or(IndexError::Contended { what: "a memory server", attempts: 0 }, IndexError::from))
+    }
+
+    /// Gives back objects that nobody knows.
+    pub(super) fn give_back(&self, fresh: &[Fresh]) {
+        for Fresh { class, addr } in fresh {
+            self.shared.pool.heap().free_unpublished(*class, *addr);
+        }
+    }
+
+    /// Settles what becomes of objects that a slot was to lead to, given what became of the slot: whether it does.
+    pub(super) fn settle(
+        &self,
+        fresh: &[Fresh],
+        turned: Result<Turned, IndexError>,
+    ) -> Result<Turned, IndexError> {
+        match &turned {
+            Ok(Turned::Done { .. }) => {}
+            Err(IndexError::Unknown | IndexError::Fenced) => {
+                fresh.iter().for_each(|_| self.shared.pool.heap().abandon())
+            }
+            _ => self.give_back(fresh),
+        }
+        turned
+    }
+
+    /// WRITEs a new leaf that nobody knows yet.
+    pub(super) async fn new_leaf(
+        &self,
+        change: &Change<'_>,
+        value: &[u8],
+    ) -> Result<(Fresh, LeafRef), IndexError> {
+        let Change { op, key, prefixes, .. } = change;
+        let Some(class) = LeafClass::for_pair(key.len(), value.len()) else {
+            return Err(IndexError::BadValue { why: "it is too long".into() });
+        };
+        let server = prefix::server_of(prefixes.whole(), self.shared.servers());
+        let fresh = self.allocate(op, server, self.shared.leaf_class(class)).await?;
+        let version = u32::try_from(op.endpoint().random() >> 36).unwrap_or(0);
+        let bytes = leaf::build(self.shared.place(fresh.addr), version, key, value);
+        if let Err(error) = surely::write(op, fresh.addr, &bytes).await {
+            self.give_back(&[fresh]);
+            return Err(error.into());
+        }
+        Ok((fresh, LeafRef { addr: fresh.addr, class }))
+    }
+
+    /// Retires an object that a slot was turned away from. The operation has happened, whatever comes of it.
+    pub(super) async fn retire(&self, op: &Op, class: Class, addr: GlobalAddr) -> Result<(), IndexError> {
+        match self.shared.pool.heap().retire(op, class, addr).await.map_err(begun) {
+            Err(IndexError::Fenced) => Err(IndexError::Fenced),
+            _ => Ok(()),
+        }
+    }
+
+    /// Changes a key as `decide` says; whether it did.
+    pub(super) async fn modify(&self, key: &[u8], decide: Decide<'_>) -> Result<bool, IndexError> {
+        let op = self.endpoint.op();
+        let change = Change { op: &op, key, prefixes: Prefixes::new(self.shared.seed, key) };
+        for attempt in 0..MAX_ATTEMPTS {
+            let way = self.way(&op, key, &change.prefixes).await?;
+            let done = match way.leaf {
+                Some(leaf) => self.change_leaf(&change, &way, leaf, decide).await?,
+                None => self.change_absent(&change, &way, decide).await?,
+            };
+            if let Some(done) = done {
+                return Ok(done);
+            }
+            op.count_retry();
+            if attempt >= SPINS {
+                self.endpoint.sleep(WAIT_NS + self.endpoint.random_below(WAIT_NS)).await;
+            }
+        }
+        Err(IndexError::Contended { what: "a slot", attempts: MAX_ATTEMPTS })
+    }
+
+    /// The way leads to no leaf.
+    async fn change_absent(
+        &self,
+        change: &Change<'_>,
+        way: &Way,
+        decide: Decide<'_>,
+    ) -> Result<Option<bool>, IndexError> {
+        let value = match decide(None) {
+            Decision::Keep => return Ok(Some(false)),
+            Decision::Remove => return Ok(Some(true)),
+            Decision::Put(value) => value,
+        };
+        let Some((last, stop)) = way.last() else { return Ok(None) };
+        let is_prefix = change.prefixes.get(stop.head.depth) == Some(stop.hash)
+            || self.shared.config.sabotage.skip_prefix_check && stop.step.is_some();
+        if let (true, Some(step)) = (is_prefix, stop.step) {
+            return Box::pin(self.attach(change, way, (last, step), value)).await;
+        }
+        // The key parts from those below this node before it ends: where, any of them tells.
+        match self.some_key(change.op, stop.node).await? {
+            Some(other) => Box::pin(self.split_edge(change, way, &other, value)).await,
+            None => Box::pin(self.replace(change, way, last, None)).await.map(|_| None),
+        }
+    }
+
+    /// Puts a leaf into a node that has no child for this key.
+    async fn attach(
+        &self,
+        change: &Change<'_>,
+        way: &Way,
+        (at, step): (usize, Step),
+        value: &[u8],
+    ) -> Result<Option<bool>, IndexError> {
+        let (fresh, leaf) = self.new_leaf(change, value).await?;
+        let slot = to_leaf(step, leaf)?;
+        let turned = self.turn(change.op, way.stops[at].node, step, (Slot::EMPTY, slot)).await;
+        match turned {
+            Ok(Turned::Full) => match self.replace(change, way, at, Some((step, slot))).await {
+                Ok(true) => Ok(Some(true)),
+                Ok(false) => {
+                    self.give_back(&[fresh]);
+                    Ok(None)
+                }
+                Err(error) => self.settle(&[fresh], Err(error)).map(|_| None),
+            },
+            turned => match self.settle(&[fresh], turned)? {
+                Turned::Done { .. } => Ok(Some(true)),
+                Turned::Dead => self.replace(change, way, at, None).await.map(|_| None),
+                Turned::Changed | Turned::Full => Ok(None),
+            },
+        }
+    }
+
+    /// The way leads to a leaf, of this key or of another.
+    async fn change_leaf(
+        &self,
+        change: &Change<'_>,
+        way: &Way,
+        at: LeafRef,
+        decide: Decide<'_>,
+    ) -> Result<Option<bool>, IndexError> {
+        let op = change.op;
+        let (held, bytes) = self.lock(op, at.addr, at.class.bytes()).await?;
+        let Some(leaf) = self.accept(at, bytes) else {
+            self.shared.locks.unlock(op, held).await?;
+            return Err(corrupt(format!("the leaf at {} is torn under its lock", at.addr)));
+        };
+        let is_here = leaf.key() == change.key;
+        let counts = is_here && leaf.state() != LeafState::Deleted;
+        let decision = decide(counts.then(|| leaf.value()));
+        if is_here && leaf.state() == LeafState::Alive {
+            return self.change_live(change, way, (held, at, leaf), decision).await;
+        }
+        self.shared.locks.unlock(op, held).await?;
+        match decision {
+            Decision::Keep => Ok(Some(false)),
+            Decision::Remove if !counts => Ok(Some(true)),
+            Decision::Put(value) if !is_here => {
+                Box::pin(self.split_edge(change, way, leaf.key(), value)).await
+            }
+            Decision::Put(value) => {
+                marks::hit("frozen_leaf_met");
+                let new = self.new_leaf(change, value).await?;
+                self.turn_to(change, way, at, new).await
+            }
+            // What it holds cannot change any more, so it is enough that the slot still leads there.
+            Decision::Remove => {
+                marks::hit("frozen_leaf_met");
+                self.unlink(change, way, at).await.map(|unlinked| unlinked.then_some(true))
+            }
+        }
+    }
+
+    /// A leaf of this key that is alive, under its lock.
+    async fn change_live(
+        &self,
+        change: &Change<'_>,
+        way: &Way,
+        (held, at, leaf): (Held, LeafRef, Leaf<Buf>),
+        decision: Decision<'_>,
+    ) -> Result<Option<bool>, IndexError> {
+        let (op, locks) = (change.op, &self.shared.locks);
+        let freeze = |state| word_at(at.addr, LEAF_HEAD_AT, leaf.frozen(state));
+        match decision {
+            Decision::Keep => locks.unlock(op, held).await.map(|()| Some(false)),
+            Decision::Put(value) if fits(at.class, change.key, value) => {
+                self.update_in_place(op, held, (at, &leaf), value).await.map(|()| Some(true))
+            }
+            Decision::Put(value) => {
+                // First the new one, so that a full pool leaves the old one as it is.
+                let new = match self.new_leaf(change, value).await {
+                    Ok(new) => new,
+                    Err(error) => {
+                        locks.unlock(op, held).await?;
+                        return Err(error);
+                    }
+                };
+                if let Err(error) = locks.finish(op, held, &[freeze(LeafState::Moved)]).await {
+                    self.give_back(&[new.0]);
+                    return Err(error);
+                }
+                self.turn_to(change, way, at, new).await
+            }
+            Decision::Remove => {
+                if self.shared.config.sabotage.delete_without_mark {
+                    locks.unlock(op, held).await?;
+                } else {
+                    locks.finish(op, held, &[freeze(LeafState::Deleted)]).await?;
+                }
+                // The key is gone; that something still leads to its leaf is no failure.
+                match self.unlink_surely(change, way, at).await {
+                    Err(IndexError::Fenced) => Err(IndexError::Fenced),
+                    _ => Ok(Some(true)),
+                }
+            }
+        }
+    }
+
+    /// Writes another value into a leaf: first down in an intent, since it must not be left half done.
+    async fn update_in_place(
+        &self,
+        op: &Op,
+        held: Held,
+        (at, leaf): (LeafRef, &Leaf<Buf>),
+        value: &[u8],
+    ) -> Result<(), IndexError> {
+        let version = leaf.head.version.wrapping_add(1);
+        let bytes = leaf::build(self.shared.place(at.addr), version, leaf.key(), value);
+        let redo =
+            Redo { lock: held.at.addr, mask: held.at.mask, held: held.word, writes: vec![(at.addr, bytes)] };
+        let room = self.shared.pool.intents().room(op, at.addr.server(), redo.encoded_bytes()).await;
+        let slot = match room {
+            Ok(slot) => slot,
+            Err(error) => {
+                self.shared.locks.unlock(op, held).await?;
+                return Err(error);
+            }
+        };
+        let intent = Write { addr: slot.addr(), bytes: redo.encode(slot.addr()).into() };
+        let bytes = redo.writes.into_iter().next().map(|(_, bytes)| bytes).unwrap_or_default();
+        let update = Write { addr: at.addr, bytes: bytes.into() };
+        // The lock may be handed on, and then its word stays what it is.
+        let end = word_at(slot.end_addr(), 0, 0);
+        let writes: SmallVec<[Write; 3]> = smallvec![intent, update, end];
+        self.shared.locks.finish(op, held, &writes).await
+    }
+
+    /// Turns the slot from a leaf that cannot be written to any more to a new one.
+    async fn turn_to(
+        &self,
+        change: &Change<'_>,
+        way: &Way,
+        old: LeafRef,
+        (fresh, leaf): (Fresh, LeafRef),
+    ) -> Result<Option<bool>, IndexError> {
+        let Some((last, Stop { node, step: Some(step), slot, .. })) = way.last() else {
+            self.give_back(&[fresh]);
+            return Ok(None);
+        };
+        let turned = self.turn(change.op, *node, *step, (*slot, to_leaf(*step, leaf)?)).await;
+        match self.settle(&[fresh], turned)? {
+            Turned::Done { .. } => {
+                marks::hit("leaf_replaced");
+                self.retire(change.op, self.shared.leaf_class(old.class), old.addr).await?;
+                Ok(Some(true))
+            }
+            Turned::Dead => Box::pin(self.replace(change, way, last, None)).await.map(|_| None),
+            Turned::Changed | Turned::Full => Ok(None),
+        }
+    }
+
+    /// Clears the slot that leads to a leaf; whether it was us who did.
+    async fn unlink(&self, change: &Change<'_>, way: &Way, leaf: LeafRef) -> Result<bool, IndexError> {
+        let Some((last, Stop { node, step: Some(step), slot, .. })) = way.last() else { return Ok(false) };
+        match self.turn(change.op, *node, *step, (*slot, Slot::EMPTY)).await? {
+            Turned::Done { children } => {
+                self.retire(change.op, self.shared.leaf_class(leaf.class), leaf.addr).await?;
+                if node.addr != self.shared.root.addr && is_too_large(node.kind, children) {
+                    // The key is gone; that the node stays as large as it is is no failure.
+                    let replaced = Box::pin(self.replace(change, way, last, None)).await;
+                    if let Err(IndexError::Fenced) = replaced {
+                        return Err(IndexError::Fenced);
+                    }
+                }
+                Ok(true)
+            }
+            Turned::Dead => Box::pin(self.replace(change, way, last, None)).await.map(|_| false),
+            Turned::Changed | Turned::Full => Ok(false),
+        }
+    }
+
+    /// Clears the slot that leads to a deleted leaf, unless somebody else does.
+    async fn unlink_surely(&self, change: &Change<'_>, way: &Way, leaf: LeafRef) -> Result<(), IndexError> {
+        if self.unlink(change, way, leaf).await? {
+            return Ok(());
+        }
+        for _ in 0..MAX_UNLINKS {
+            let way = self.way(change.op, change.key, &change.prefixes).await?;
+            if way.leaf != Some(leaf) || self.unlink(change, &way, leaf).await? {
+                return Ok(());
+            }
+        }
+        marks::hit("deleted_leaf_left");
+        Ok(())
+    }
+}
+
+/// Whether a leaf of this size can take the value in the place of its own.
+fn fits(class: LeafClass, key: &[u8], value: &[u8]) -> bool {
+    // A much smaller value goes to a smaller leaf.
+    class.bytes() <= MAX_IN_PLACE_BYTES
+        && leaf_bytes(key.len(), value.len()) <= class.bytes()
+        && LeafClass::for_pair(key.len(), value.len()) == Some(class)
+}
+
+pub(super) fn to_leaf(step: Step, leaf: LeafRef) -> Result<Slot, IndexError> {
+    Slot::to_leaf(step, leaf).ok_or_else(|| corrupt(format!("{} is no place for a leaf", leaf.addr)))
+}
+
+fn is_full(error: &FabricError) -> bool {
+    matches!(error.control(), Some(ControlError::PoolFull { .. }))
+}

@@ -1,0 +1,166 @@
+//! Sphinx in adversarial worlds: keys that hurt, all operations mixed, every kind of fault. Every trial must be clean, and the rare paths
+//! must really have run.
+//!
+//! `FARWOOD_TRIALS` sets how many trials each test runs, for longer runs.
+
+use farwood_index::engine::sphinx::{Config, Sphinx, Switches};
+use farwood_sim::spelling::Spelling;
+use farwood_sim::trial::{FaultKind, Report, Settings, Trial, run};
+use std::collections::BTreeMap;
+
+/// How many trials: the given number, or what the environment says.
+fn trials(usual: u64) -> u64 {
+    std::env::var("FARWOOD_TRIALS").ok().and_then(|n| n.parse().ok()).unwrap_or(usual)
+}
+
+fn tree(config: &Config, trial: &Trial) -> Report {
+    let engine = Sphinx::new(config.clone());
+    run(&engine, trial, Settings::default())
+        .unwrap_or_else(|failure| panic!("{config:?}: {trial}\n{failure}"))
+}
+
+/// Adds up what the trials did.
+#[derive(Default)]
+struct Sum {
+    operations: u64,
+    marks: BTreeMap<&'static str, u64>,
+}
+
+impl Sum {
+    fn add(&mut self, report: &Report) {
+        self.operations += report.operations;
+        for (mark, hits) in &report.marks {
+            *self.marks.entry(mark).or_default() += hits;
+        }
+    }
+
+    fn assert_ran(&self, paths: &[&str]) {
+        println!("{} operations, {:?}", self.operations, self.marks);
+        for path in paths {
+            assert!(self.marks.contains_key(path), "'{path}' never ran; what ran: {:?}", self.marks);
+        }
+    }
+}
+
+/// All spellings but the huge one, which takes long.
+const SPELLINGS: [Spelling; 5] =
+    [Spelling::Numbers, Spelling::Prefixes, Spelling::Ladder, Spelling::LongPrefix, Spelling::Binary];
+
+/// Keys for some nodes: 16 clients on 4 compute and 3 memory servers.
+fn bushy(seed: u64, spelling: Spelling) -> Trial {
+    Trial { seed, keys: 96, ops: 100, spelling, ..Trial::default() }
+}
+
+/// A few keys that everybody wants.
+fn crowded(seed: u64, spelling: Spelling) -> Trial {
+    Trial { seed, keys: 6, ops: 100, spelling, ..Trial::default() }
+}
+
+/// Hash tables of many subtables.
+fn deep_tables(seed: u64) -> Trial {
+    Trial { seed, servers: 1, keys: 400, ops: 150, spelling: Spelling::Prefixes, ..Trial::default() }
+}
+
+fn check_faultless(config: &Config, trial: &Trial, sum: &mut Sum) {
+    let report = tree(config, trial);
+    let operations = u64::from(trial.sessions) * u64::from(trial.tasks) * u64::from(trial.ops);
+    assert_eq!((report.operations, report.unknown, report.recovered), (operations, 0, 0));
+    assert_eq!(report.usage.leaked, [], "{trial}");
+    for left in ["dead_node_left", "hash_entry_out_of_date", "hash_entry_lacking"] {
+        assert_eq!(report.marks.get(left), None, "{config:?} {trial}");
+    }
+    sum.add(&report);
+}
+
+#[test]
+fn many_operations_without_faults_leak_nothing_and_leave_nothing_unknown() {
+    let mut sum = Sum::default();
+    for seed in 0..trials(4) {
+        for config in [&Config::art(), &Config::tiny()] {
+            for spelling in SPELLINGS {
+                check_faultless(config, &bushy(seed, spelling), &mut sum);
+                check_faultless(config, &crowded(seed, spelling), &mut sum);
+            }
+        }
+        check_faultless(&Config::tiny(), &deep_tables(seed), &mut sum);
+        let huge = Trial { ops: 30, keys: 24, ..bushy(seed, Spelling::Huge) };
+        check_faultless(&Config::tiny(), &huge, &mut sum);
+    }
+    sum.assert_ran(&[
+        "torn_read",
+        "lost_cas",
+        "handover",
+        "edge_split",
+        "node_grown",
+        "node_shrunk",
+        "path_compressed",
+        "node_removed",
+        "leaf_replaced",
+        "slot_changed",
+        "dead_node_met",
+        "frozen_leaf_met",
+        "object_reused",
+        "parallel_reads",
+        "hash_probe_in_vain",
+        "stale_hash_entry",
+        "hash_directory_behind",
+        "hash_entry_missing",
+    ]);
+    assert!(sum.operations >= 1_000_000 || trials(4) < 30, "{} operations", sum.operations);
+}
+
+#[test]
+fn trees_survive_every_kind_of_fault() {
+    let mut sum = Sum::default();
+    for seed in 0..trials(4) {
+        for config in [&Config::art(), &Config::tiny()] {
+            for spelling in SPELLINGS {
+                for base in [bushy(seed, spelling), crowded(seed, spelling)] {
+                    sum.add(&tree(config, &base.clone().with_random_faults()));
+                    sum.add(&tree(config, &base.clone().with_faults(FaultKind::Kill, 3)));
+                    sum.add(&tree(config, &base.with_faults(FaultKind::LoseCompletion, 8)));
+                }
+                let hot = Trial { keys: 2, ops: 50, ..crowded(seed, spelling) };
+                sum.add(&tree(config, &hot.with_faults(FaultKind::Kill, 4)));
+            }
+        }
+        sum.add(&tree(&Config::tiny(), &deep_tables(seed).with_faults(FaultKind::Kill, 3)));
+    }
+    sum.assert_ran(&[
+        "reconnect",
+        "lock_taken_unknowingly",
+        "write_repeated",
+        "session_recovered",
+        "lock_of_the_dead_released",
+        "intent_carried_out",
+        "retired_object_inherited",
+        "chunk_inherited",
+        "new_life",
+        "dead_node_left",
+    ]);
+}
+
+#[test]
+fn every_technique_can_be_left_out() {
+    let with = |set: &dyn Fn(&mut Switches)| {
+        let mut config = Config::tiny();
+        set(&mut config.switches);
+        config
+    };
+    for config in [with(&|s| s.filter = false), with(&|s| s.slot_reads = false)] {
+        for seed in 0..trials(1) {
+            for spelling in SPELLINGS {
+                tree(&config, &bushy(seed, spelling).with_random_faults());
+                tree(&config, &crowded(seed, spelling).with_faults(FaultKind::Kill, 3));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_seed_replays_exactly() {
+    for seed in 0..10 {
+        let trial = crowded(seed, SPELLINGS[usize::try_from(seed).expect("small") % 5]).with_random_faults();
+        assert_eq!(tree(&Config::tiny(), &trial), tree(&Config::tiny(), &trial), "{trial}");
+    }
+}
