@@ -13,6 +13,7 @@ mod probe;
 mod report;
 mod serve;
 mod simulate;
+mod stat;
 mod status;
 mod store;
 mod units;
@@ -51,6 +52,12 @@ enum Command {
     Del(store::Get),
     /// Print a range of keys and values
     Scan(store::Scan),
+    /// Set many pairs from CSV or JSON lines
+    Load(Box<store::Load>),
+    /// Print a whole index as CSV or JSON lines
+    Dump(Box<store::Dump>),
+    /// Ask a gateway how it does
+    Stat(stat::Arguments),
     /// Walk a whole index that nobody writes to and verify it
     Check(store::Whole),
     /// Drop an index and free its memory
@@ -81,6 +88,9 @@ fn main() -> ExitCode {
         Command::Put(arguments) => store::put(&arguments),
         Command::Del(arguments) => store::delete(&arguments),
         Command::Scan(arguments) => store::scan(&arguments),
+        Command::Load(arguments) => store::load(&arguments),
+        Command::Dump(arguments) => store::dump(&arguments),
+        Command::Stat(arguments) => stat::run(&arguments),
         Command::Check(arguments) => store::check(&arguments),
         Command::Drop(arguments) => store::drop_index(&arguments),
         Command::List(place) => store::list(&place),

@@ -7,6 +7,7 @@
 //! | `command` | the commands |
 //! | `resp` | the protocol: requests in, replies out; nothing else in the project knows it |
 //! | [`envelope`] | what is kept with a value: when it expires |
+//! | [`ask`] | asking a gateway how it does |
 //! | [`store`] | where keys and values are: an index by name |
 //! | `together` | futures under way together whose results keep their order |
 //! | `stats`, `metrics`, `clients`, `cursors`, `common` | what is counted and shown; what threads share |
@@ -16,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod ask;
 mod clients;
 mod command;
 mod common;

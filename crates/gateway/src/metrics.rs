@@ -128,6 +128,8 @@ fn page(common: &Common) -> String {
         page.head(name, "counter", help);
         page.line(name, &[], count);
     }
+    page.head("paths_total", "counter", "Times that operations took a path of the engine that is counted.");
+    totals.paths.iter().for_each(|(path, count)| page.line("paths_total", &[("path", path)], count));
     let (servers, cache_bytes) = common.memory.get();
     for (name, help, value) in [
         ("clients", "Clients that are connected.", common.clients.len() as u64),

@@ -6,6 +6,7 @@
 use crate::command::COMMANDS;
 use farwood_fabric::OpStats;
 use farwood_fabric::clock::Nanos;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -69,7 +70,14 @@ pub(crate) struct ThreadStats {
     pub(crate) bytes_in: Counter,
     pub(crate) bytes_out: Counter,
     /// What its operations cost in far memory, as of a moment ago.
-    far: Mutex<OpStats>,
+    far: Mutex<Far>,
+}
+
+/// What operations cost in far memory, and which of the engine's paths they took (a cache that knew, a cache that did not).
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Far {
+    pub(crate) costs: OpStats,
+    pub(crate) paths: BTreeMap<&'static str, u64>,
 }
 
 impl Default for ThreadStats {
@@ -87,7 +95,7 @@ impl Default for ThreadStats {
 }
 
 impl ThreadStats {
-    pub(crate) fn publish(&self, far: OpStats) {
+    pub(crate) fn publish(&self, far: Far) {
         *self.far.lock().unwrap_or_else(PoisonError::into_inner) = far;
     }
 }
@@ -138,6 +146,7 @@ pub(crate) struct Totals {
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
     pub(crate) far: OpStats,
+    pub(crate) paths: BTreeMap<&'static str, u64>,
 }
 
 impl Totals {
@@ -152,7 +161,11 @@ impl Totals {
             totals.expired += thread.expired.get();
             totals.bytes_in += thread.bytes_in.get();
             totals.bytes_out += thread.bytes_out.get();
-            totals.far += *thread.far.lock().unwrap_or_else(PoisonError::into_inner);
+            let far = thread.far.lock().unwrap_or_else(PoisonError::into_inner);
+            totals.far += far.costs;
+            for (path, count) in &far.paths {
+                *totals.paths.entry(*path).or_default() += count;
+            }
         }
         totals
     }

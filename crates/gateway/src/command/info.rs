@@ -124,12 +124,13 @@ fn stats(common: &Common, totals: &Totals) -> Lines {
     ])
 }
 
-/// What operations cost in far memory. One command in sixteen is timed.
+/// What operations cost in far memory, and how often they took the engine's paths that are counted: with Sphinx `hash_probe` says how often
+/// the filter knew a prefix, `hash_probe_in_vain` how often it was wrong.
 fn farwood<S: Store>(shard: &Shard<S>, totals: &Totals) -> Lines {
     let operations = totals.operations();
     let each = |count: u64| format!("{:.3}", count as f64 / operations.max(1) as f64);
     let far = &totals.far;
-    lines([
+    let mut found = lines([
         ("index", shard.common.options.index.clone()),
         ("engine", shard.store.engine().to_owned()),
         ("threads", shard.common.threads.len().to_string()),
@@ -143,7 +144,9 @@ fn farwood<S: Store>(shard: &Shard<S>, totals: &Totals) -> Lines {
         ("bytes_written_per_operation", each(far.bytes_written)),
         ("calls", far.calls.to_string()),
         ("timed_one_in", SAMPLED_ONE_IN.to_string()),
-    ])
+    ]);
+    found.extend(totals.paths.iter().map(|(path, count)| (format!("path_{path}"), count.to_string())));
+    found
 }
 
 async fn keyspace<S: Store>(shard: &Shard<S>) -> Result<Lines, super::Refused> {

@@ -137,7 +137,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
     async fn run_requests(&mut self) -> io::Result<()> {
         let Some(mut chunk) = self.input.take() else { return Ok(()) };
         let mut at = 0;
-        while !self.talk.is_over {
+        while !self.talk.is_over && !self.shard.stop.is_set() {
             let limits = Limits {
                 request_bytes: self.shard.common.options.max_request_bytes,
                 is_stranger: self.talk.is_stranger,

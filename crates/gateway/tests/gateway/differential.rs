@@ -2,9 +2,7 @@
 //!
 //! Skipped, with a line that says so, where `redis-server` is not installed.
 
-mod common;
-
-use common::{Client, Map, Redis, Value, gateway};
+use super::common::{Client, Map, Redis, Value, gateway};
 use fastrand::Rng;
 
 /// Keys are few, so that commands meet.
@@ -194,7 +192,7 @@ fn replies_are_those_of_redis() {
         if seed % 2 == 1 {
             for client in [&mut ours, &mut theirs] {
                 let Value::Map(hello) = client.say("HELLO 3") else { panic!("a map") };
-                assert_eq!(hello[0], (common::bytes("server"), common::bytes("redis")));
+                assert_eq!(hello[0], (super::common::bytes("server"), super::common::bytes("redis")));
             }
         }
         let mut so_far = Vec::new();
@@ -223,7 +221,7 @@ fn pipelines_are_answered_as_redis_does() {
         }
         for _ in 0..4 {
             let commands: Vec<_> = (0..rng.usize(1..150)).map(|_| command(&mut rng)).collect();
-            let bytes: Vec<u8> = commands.iter().flat_map(|command| common::encode(command)).collect();
+            let bytes: Vec<u8> = commands.iter().flat_map(|command| super::common::encode(command)).collect();
             ours.send(&bytes);
             theirs.send(&bytes);
             for (n, command) in commands.iter().enumerate() {
@@ -313,7 +311,7 @@ fn ranges_are_those_of_sorted_sets() {
             assert_eq!(ours.ask(&["COUNTRANGE", &from, &to]), Value::Number(count));
             let pairs = ours.ask(&["RANGE", &from, &to]).items();
             assert_eq!(pairs.iter().step_by(2).cloned().collect::<Vec<_>>(), members);
-            assert!(pairs.iter().skip(1).step_by(2).all(|value| *value == common::bytes("v")));
+            assert!(pairs.iter().skip(1).step_by(2).all(|value| *value == super::common::bytes("v")));
         }
     }
 }

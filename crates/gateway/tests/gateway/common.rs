@@ -1,7 +1,5 @@
 //! Gateways for tests, on a map instead of an index, and a client that speaks the bare protocol.
 
-#![allow(dead_code, reason = "each test uses its part")]
-
 use farwood_fabric::clock::RealClock;
 use farwood_fabric::{Cluster, Endpoint};
 use farwood_gateway::{Backing, Gateway, Options, Store};
