@@ -50,8 +50,8 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Something beside tasks that an executor's thread has to look after: a connection.
-pub(crate) trait Source {
+/// Something beside tasks that an executor's thread has to look after: a connection, or many of them behind one descriptor.
+pub trait Source {
     /// Sends what tasks have left there; whether there was anything.
     fn flush(&self) -> bool;
     /// Takes in what has come; whether anything has.
@@ -72,11 +72,11 @@ pub(crate) trait Source {
 
 /// How a thread looks for something that is under way before it sleeps.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Spin {
+pub struct Spin {
     /// How long.
-    pub(crate) ns: Nanos,
+    pub ns: Nanos,
     /// How much of that without giving way to others: what is waited for does not need this core.
-    pub(crate) alone_ns: Nanos,
+    pub alone_ns: Nanos,
 }
 
 /// The tasks of one thread.
@@ -381,7 +381,7 @@ impl Executor {
     }
 
     /// Registers something to be looked after, for as long as somebody else holds it.
-    pub(crate) fn register(&self, source: &Rc<dyn Source>) -> io::Result<()> {
+    pub fn register(&self, source: &Rc<dyn Source>) -> io::Result<()> {
         if self.inner.ready.wake.get().is_none() {
             // Only this thread registers, so nobody else sets it.
             let _ = self.inner.ready.wake.set(WakeUp::new()?);

@@ -8,6 +8,7 @@ mod bench;
 mod compare;
 mod devices;
 mod fleet;
+mod gateway;
 mod litmus;
 mod page;
 mod probe;
@@ -15,9 +16,11 @@ mod report;
 mod reproduce;
 mod serve;
 mod simulate;
+mod stat;
 mod status;
 mod store;
 mod units;
+mod up;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -32,6 +35,10 @@ struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    /// Run everything on this machine: memory servers, an index, and a gateway for Redis clients
+    Up(Box<up::Arguments>),
+    /// Serve Redis clients from an index of a pool
+    Gateway(Box<gateway::Arguments>),
     /// Run a memory server for other processes
     Serve(serve::Arguments),
     /// Ask memory servers how they do
@@ -48,6 +55,12 @@ enum Command {
     Del(store::Get),
     /// Print a range of keys and values
     Scan(store::Scan),
+    /// Set many pairs from CSV or JSON lines
+    Load(Box<store::Load>),
+    /// Print a whole index as CSV or JSON lines
+    Dump(Box<store::Dump>),
+    /// Ask a gateway how it does
+    Stat(stat::Arguments),
     /// Walk a whole index that nobody writes to and verify it
     Check(store::Whole),
     /// Drop an index and free its memory
@@ -72,6 +85,8 @@ fn main() -> ExitCode {
     let Arguments { command } = Arguments::parse();
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).init();
     let result = match command {
+        Command::Up(arguments) => up::run(&arguments),
+        Command::Gateway(arguments) => gateway::run(&arguments),
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),
@@ -80,6 +95,9 @@ fn main() -> ExitCode {
         Command::Put(arguments) => store::put(&arguments),
         Command::Del(arguments) => store::delete(&arguments),
         Command::Scan(arguments) => store::scan(&arguments),
+        Command::Load(arguments) => store::load(&arguments),
+        Command::Dump(arguments) => store::dump(&arguments),
+        Command::Stat(arguments) => stat::run(&arguments),
         Command::Check(arguments) => store::check(&arguments),
         Command::Drop(arguments) => store::drop_index(&arguments),
         Command::List(place) => store::list(&place),

@@ -77,7 +77,7 @@ pub(crate) struct Arguments {
 }
 
 /// The first address that a name and a port stand for.
-fn parse_address(text: &str) -> Result<SocketAddr, String> {
+pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
     let wrong = || "give an address and a port, such as 127.0.0.1:7000".to_owned();
     text.to_socket_addrs().map_err(|_| wrong())?.next().ok_or_else(wrong)
 }

@@ -6,6 +6,7 @@
 mod neighbours;
 mod transport;
 
+pub(crate) use neighbours::{Neighbours, Plan};
 pub(crate) use transport::{Shape, Transport, TransportArguments, World};
 
 use farwood_fabric::clock::{MICROSECOND, Nanos};
@@ -17,7 +18,7 @@ use farwood_fabric::transport::local::LocalCluster;
 use farwood_fabric::transport::sim::{FaultPlan, Sim, SimConfig};
 use farwood_fabric::{Cluster, Endpoint, Executor, ServerId, Session, SessionOptions};
 use farwood_memory::{MemoryServer, ServerConfig};
-use neighbours::{Neighbours, Over};
+use neighbours::Over;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

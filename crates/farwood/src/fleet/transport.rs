@@ -144,8 +144,8 @@ pub(crate) enum Transport {
 /// How many servers, and how much memory each has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Shape {
-    pub(super) servers: u16,
-    pub(super) bytes: u64,
+    pub(crate) servers: u16,
+    pub(crate) bytes: u64,
 }
 
 impl Shape {

@@ -5,8 +5,14 @@
 //! | file | what it is |
 //! |---|---|
 //! | `text` | keys and values as they are typed and printed |
+//! | `bulk` | `farwood load` and `dump`: many pairs at a time |
+//! | `lines` | pairs as CSV and as JSON lines |
 
+mod bulk;
+mod lines;
 mod text;
+
+pub(crate) use bulk::{Dump, Load, dump, load};
 
 use crate::report::unless_broken_pipe;
 use crate::serve::read_token;

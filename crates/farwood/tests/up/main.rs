@@ -1,0 +1,6 @@
+//! `farwood up` and `farwood gateway` as real processes: a store that Redis clients use, whose parts are killed, and which leaves
+//! nothing behind.
+
+mod gateways;
+mod store;
+mod world;

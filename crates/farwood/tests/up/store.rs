@@ -1,0 +1,94 @@
+//! One command gives a store.
+
+use super::world::{Folder, Running, is_alive, kill, wait_for};
+use rustix::process::Signal;
+
+/// The processes that `up` names as its memory servers.
+fn servers(up: &Running) -> Vec<u32> {
+    let line = up.lines.iter().find(|line| line.contains("memory ")).expect("it names its servers");
+    let inside = line.split("processes ").nth(1).and_then(|rest| rest.split(')').next()).expect("processes");
+    inside.split(", ").map(|number| number.parse().expect("a process")).collect()
+}
+
+/// What a new user does: start, set, look, Ctrl-C.
+#[test]
+fn a_new_users_path_and_nothing_is_left_behind() {
+    let temporary = Folder::new();
+    let mut up = Running::up(&[], &temporary);
+    let processes = servers(&up);
+    assert_eq!(processes.len(), 2);
+    let mut client = up.client();
+    assert_eq!(client.say("set a 1"), "OK");
+    assert_eq!(client.say("set ab 2"), "OK");
+    assert_eq!(client.say("RANGE - + LIMIT 10"), "a 1 ab 2");
+    assert_eq!(client.say("INCR a"), "2");
+    assert!(client.say("INFO memory").contains("index_store="));
+    up.signal(Signal::INT);
+    assert!(up.wait().success());
+    assert_eq!(up.complaints(), "");
+    assert_eq!(client.try_say("PING"), None);
+    assert!(!processes.iter().any(|process| is_alive(*process)), "servers have ended");
+    let left: Vec<_> =
+        temporary.0.read_dir().expect("it is there").flatten().map(|entry| entry.file_name()).collect();
+    assert_eq!(left, [] as [&str; 0]);
+}
+
+#[test]
+fn what_a_path_keeps_is_there_again() {
+    let (temporary, kept) = (Folder::new(), Folder::new());
+    let arguments = ["--path", kept.text(), "--servers", "3"];
+    let mut up = Running::up(&arguments, &temporary);
+    let mut client = up.client();
+    for n in 0..200 {
+        assert_eq!(client.say(&format!("set key:{n:03} {n}")), "OK");
+    }
+    up.signal(Signal::TERM);
+    assert!(up.wait().success());
+    // Again, with what was kept; then it cannot be another size.
+    let mut again = Running::start(&["up", "--path", kept.text(), "--listen", "127.0.0.1:0"], 5, &temporary);
+    assert!(
+        again.lines[1].contains("3 servers") && again.lines[2].contains("as it was left"),
+        "{:?}",
+        again.lines
+    );
+    again.port = again.lines[3]
+        .split("-p ")
+        .nth(1)
+        .and_then(|rest| rest.split(' ').next()?.parse().ok())
+        .expect("a port");
+    let mut client = again.client();
+    assert_eq!(client.say("DBSIZE"), "200");
+    assert_eq!(client.say("GET key:123"), "123");
+    again.signal(Signal::INT);
+    assert!(again.wait().success());
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_farwood"))
+        .args(["up", "--path", kept.text(), "--servers", "2"])
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("cannot be changed"), "{said}");
+}
+
+#[test]
+fn a_part_that_dies_is_named() {
+    let temporary = Folder::new();
+    let mut up = Running::up(&[], &temporary);
+    let processes = servers(&up);
+    let mut client = up.client();
+    assert_eq!(client.say("set a 1"), "OK");
+    kill(processes[1], Signal::KILL);
+    assert_eq!(up.wait().code(), Some(2));
+    let said = up.complaints();
+    assert!(said.contains("memory server 1 has ended (signal: 9") && said.contains("start again"), "{said}");
+    wait_for("the other server to end", || !is_alive(processes[0]));
+}
+
+#[test]
+fn engines_with_keys_of_one_length_are_refused() {
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_farwood"))
+        .args(["up", "--engine", "sherman"])
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("sphinx takes any"), "{said}");
+}

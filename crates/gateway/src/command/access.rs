@@ -1,0 +1,206 @@
+//! Reading and changing keys: what all commands are made of.
+//!
+//! A change is a READ, a decision and a compare-and-swap, again until nobody came between, so that every command on one key is one
+//! step for all clients of all gateways. A value that has expired counts as absent, and whoever meets one removes it, if it is
+//! still the same.
+
+use super::Refused;
+use crate::envelope::{self, Millis, Opened};
+use crate::shard::Shard;
+use crate::store::Store;
+use crate::together::run_all;
+use farwood_fabric::clock::MICROSECOND;
+use farwood_index::{KeyValue, OrderedIndex};
+use std::ops::Bound;
+
+/// How often a change begins anew because others were faster.
+const MAX_ATTEMPTS: u32 = 2_000;
+/// Attempts before it waits in between, and the longest wait.
+const EAGER_ATTEMPTS: u32 = 4;
+const LONGEST_WAIT_NS: u64 = 500 * MICROSECOND;
+/// Keys of one command that are under way together.
+const WIDTH: usize = 16;
+
+/// The value of a key.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) stored: Vec<u8>,
+    pub(crate) opened: Opened,
+}
+
+impl Held {
+    pub(crate) fn value(&self) -> &[u8] {
+        &self.stored[self.opened.from..]
+    }
+}
+
+/// What is to become of a key.
+#[derive(Debug)]
+pub(crate) enum Change {
+    /// Nothing.
+    Keep,
+    /// This is to be stored; it is sealed.
+    Store(Vec<u8>),
+    /// It is to be removed.
+    Remove,
+}
+
+impl Change {
+    /// Stores a value with the time at which it expires.
+    pub(crate) fn value(value: &[u8], expires_at: Option<Millis>) -> Self {
+        Self::Store(envelope::seal(value, expires_at).into_owned())
+    }
+}
+
+impl<S: Store> Shard<S> {
+    /// The value of a key, unless it has expired.
+    #[inline]
+    pub(crate) async fn read(&self, key: &[u8]) -> Result<Option<Held>, Refused> {
+        let handle = self.handle()?;
+        let Some(stored) = handle.get(key).await? else { return Ok(None) };
+        let opened = envelope::open(&stored);
+        if opened.expires_at.is_none() || !opened.has_expired(self.now_ms()) {
+            return Ok(Some(Held { stored, opened }));
+        }
+        self.bury(&handle, key, &stored).await?;
+        Ok(None)
+    }
+
+    /// The same, counted as a hit or a miss.
+    #[inline]
+    pub(crate) async fn look_up(&self, key: &[u8]) -> Result<Option<Held>, Refused> {
+        let held = self.read(key).await?;
+        let counter = if held.is_some() { &self.stats.hits } else { &self.stats.misses };
+        counter.add(1);
+        Ok(held)
+    }
+
+    /// Removes what has expired, if it is still there.
+    pub(crate) async fn bury(&self, handle: &S::Handle, key: &[u8], stored: &[u8]) -> Result<(), Refused> {
+        if handle.compare_and_swap(key, Some(stored), None).await? {
+            self.stats.expired.add(1);
+        }
+        Ok(())
+    }
+
+    /// Changes a key as one step: `decide` is asked what is to become of the value, again if somebody else changed it meanwhile.
+    pub(crate) async fn change<T>(
+        &self,
+        key: &[u8],
+        mut decide: impl FnMut(Option<&Held>) -> Result<(Change, T), Refused>,
+    ) -> Result<T, Refused> {
+        let handle = self.handle()?;
+        for attempt in 0..MAX_ATTEMPTS {
+            let stored = handle.get(key).await?;
+            let opened = stored.as_deref().map(envelope::open);
+            let has_expired =
+                opened.is_some_and(|opened| opened.expires_at.is_some() && opened.has_expired(self.now_ms()));
+            let held = stored.zip(opened).map(|(stored, opened)| Held { stored, opened });
+            let (change, said) = decide(held.as_ref().filter(|_| !has_expired))?;
+            let expected = held.as_ref().map(|held| held.stored.as_slice());
+            let new = match (&change, expected) {
+                (Change::Keep, _) if !has_expired => return Ok(said),
+                (Change::Remove, None) => return Ok(said),
+                (Change::Keep | Change::Remove, _) => None,
+                (Change::Store(new), _) => Some(new.as_slice()),
+            };
+            if handle.compare_and_swap(key, expected, new).await? {
+                if has_expired {
+                    self.stats.expired.add(1);
+                }
+                return Ok(said);
+            }
+            self.wait_for_others(attempt).await;
+        }
+        Err(Refused(
+            format!("ERR others changed the key in each of {MAX_ATTEMPTS} attempts; try again later").into(),
+        ))
+    }
+
+    async fn wait_for_others(&self, attempt: u32) {
+        if attempt < EAGER_ATTEMPTS {
+            self.endpoint.yield_now().await;
+        } else {
+            let most = LONGEST_WAIT_NS.min(MICROSECOND << attempt.min(20));
+            self.endpoint.sleep(self.endpoint.random_below(most)).await;
+        }
+    }
+
+    /// Does something with each key, several at a time; the outputs come in the order of the keys.
+    pub(crate) async fn each_key<'a, T>(
+        &self,
+        keys: impl Iterator<Item = &'a [u8]>,
+        work: impl AsyncFn(&'a [u8]) -> Result<T, Refused>,
+        mut took: impl FnMut(T) -> Result<(), Refused>,
+    ) -> Result<(), Refused> {
+        run_all(keys.map(|key| work(key)), WIDTH, |output| took(output?)).await
+    }
+
+    /// The number of keys for which something is so.
+    pub(crate) async fn count_keys<'a>(
+        &self,
+        keys: impl Iterator<Item = &'a [u8]>,
+        work: impl AsyncFn(&'a [u8]) -> Result<bool, Refused>,
+    ) -> Result<usize, Refused> {
+        let mut count = 0;
+        let took = |is_so| {
+            count += usize::from(is_so);
+            Ok(())
+        };
+        self.each_key(keys, work, took).await.map(|()| count)
+    }
+
+    /// Goes through a range, from one end.
+    pub(crate) fn walk(&self, start: Bound<Vec<u8>>, end: Bound<Vec<u8>>, reverse: bool) -> Walk<'_, S> {
+        Walk { shard: self, start, end, reverse, page: FIRST_PAGE, is_through: false }
+    }
+}
+
+/// How many pairs are fetched at a time: so many first, up to so many if they are small.
+const FIRST_PAGE: usize = 128;
+const LARGEST_PAGE: usize = 1024;
+/// Pages that are larger than this are followed by smaller ones, those that are smaller than a quarter of it by larger ones.
+const PAGE_BYTES: usize = 2 << 20;
+
+/// A walk through a range, a page at a time, so that nobody else waits long.
+pub(crate) struct Walk<'a, S: Store> {
+    shard: &'a Shard<S>,
+    start: Bound<Vec<u8>>,
+    end: Bound<Vec<u8>>,
+    reverse: bool,
+    page: usize,
+    is_through: bool,
+}
+
+impl<S: Store> Walk<'_, S> {
+    /// The next page, of at most so many pairs, expired ones included; `None` at the end.
+    pub(crate) async fn next(&mut self, most: usize) -> Result<Option<Vec<KeyValue>>, Refused> {
+        if self.is_through {
+            return Ok(None);
+        }
+        let limit = most.min(self.page).max(1);
+        let pairs = {
+            let (start, end) = (self.start.as_ref().map(Vec::as_slice), self.end.as_ref().map(Vec::as_slice));
+            let handle = self.shard.handle()?;
+            handle.scan(start, end, limit, self.reverse).await?
+        };
+        self.is_through = pairs.len() < limit;
+        let Some((last, _)) = pairs.last() else { return Ok(None) };
+        let behind = Bound::Excluded(last.clone());
+        if self.reverse {
+            self.end = behind;
+        } else {
+            self.start = behind;
+        }
+        let bytes: usize = pairs.iter().map(|(key, value)| key.len() + value.len()).sum();
+        if bytes > PAGE_BYTES {
+            self.page = (self.page / 2).max(1);
+        } else if bytes < PAGE_BYTES / 4 {
+            self.page = (self.page * 2).min(LARGEST_PAGE);
+        }
+        if !self.is_through {
+            self.shard.endpoint.yield_now().await;
+        }
+        Ok(Some(pairs))
+    }
+}

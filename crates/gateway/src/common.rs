@@ -1,0 +1,147 @@
+//! What the threads of a gateway share.
+
+use crate::clients::Clients;
+use crate::cursors::Cursors;
+use crate::envelope::Millis;
+use crate::options::Options;
+use crate::stats::{ThreadStats, Totals};
+use farwood_fabric::clock::{Nanos, RealClock, SECOND};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+#[derive(Debug)]
+pub(crate) struct Common {
+    pub(crate) options: Options,
+    pub(crate) clients: Clients,
+    pub(crate) cursors: Cursors,
+    pub(crate) census: Census,
+    pub(crate) memory: Memory,
+    pub(crate) threads: Vec<Arc<ThreadStats>>,
+    /// Names this run of the gateway.
+    pub(crate) run: String,
+    clock: RealClock,
+}
+
+impl Common {
+    pub(crate) fn new(options: Options, random: [u64; 3]) -> Self {
+        Self {
+            clients: Clients::default(),
+            cursors: Cursors::new(random[0]),
+            census: Census::default(),
+            memory: Memory::default(),
+            threads: (0..options.threads.max(1)).map(|_| Arc::default()).collect(),
+            run: format!("{:020x}{:020x}", random[1], random[2]),
+            clock: RealClock::new(),
+            options,
+        }
+    }
+
+    /// Since the gateway started.
+    pub(crate) fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+
+    /// The same in seconds, beginning with 1, so that 0 means never.
+    pub(crate) fn seconds(&self) -> u64 {
+        1 + self.now() / SECOND
+    }
+
+    pub(crate) fn totals(&self) -> Totals {
+        Totals::of(self.threads.iter().map(|thread| &**thread))
+    }
+}
+
+/// What the clock on the wall says: expiry times mean the same to all gateways.
+#[expect(clippy::disallowed_methods, reason = "expiry times are those of the outside world")]
+pub(crate) fn wall_clock() -> std::time::Duration {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
+}
+
+pub(crate) fn wall_clock_ms() -> Millis {
+    Millis::try_from(wall_clock().as_millis()).unwrap_or(Millis::MAX)
+}
+
+/// How many keys there were, when they were last counted.
+#[derive(Default, Debug)]
+pub(crate) struct Census {
+    keys: Mutex<Option<usize>>,
+}
+
+impl Census {
+    fn lock(&self) -> MutexGuard<'_, Option<usize>> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn keys(&self) -> Option<usize> {
+        *self.lock()
+    }
+
+    pub(crate) fn found(&self, keys: usize) {
+        *self.lock() = Some(keys);
+    }
+
+    pub(crate) fn forget(&self) {
+        *self.lock() = None;
+    }
+}
+
+/// Memory of one server.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct ServerMemory {
+    pub(crate) server: u16,
+    pub(crate) total_bytes: u64,
+    pub(crate) free_bytes: u64,
+    /// What indexes take, by name.
+    pub(crate) indexes: Vec<(String, u64)>,
+}
+
+/// What far memory is used for, as of a moment ago.
+#[derive(Default, Debug)]
+pub(crate) struct Memory {
+    servers: Mutex<(Vec<ServerMemory>, u64)>,
+}
+
+impl Memory {
+    /// The servers, and how many bytes this process spends on the index.
+    pub(crate) fn get(&self) -> (Vec<ServerMemory>, u64) {
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set(&self, servers: Vec<ServerMemory>, cache_bytes: u64) {
+        *self.servers.lock().unwrap_or_else(PoisonError::into_inner) = (servers, cache_bytes);
+    }
+}
+
+/// Tells all threads to come to an end.
+#[derive(Default, Debug)]
+pub(crate) struct Stop {
+    is_set: AtomicBool,
+    waiting: Mutex<Vec<Waker>>,
+}
+
+impl Stop {
+    pub(crate) fn set(&self) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_set.store(true, Ordering::SeqCst);
+        waiting.drain(..).for_each(Waker::wake);
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.is_set.load(Ordering::SeqCst)
+    }
+
+    /// Waits until it is set.
+    pub(crate) async fn wait(&self) {
+        std::future::poll_fn(|context| {
+            let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.is_set() {
+                return Poll::Ready(());
+            }
+            waiting.retain(|waker| !waker.will_wake(context.waker()));
+            waiting.push(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+}

@@ -1,0 +1,39 @@
+//! The Redis protocol in front of an index in far memory: any Redis client can use the index, through any number of gateways.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`gateway`] | threads that serve clients in one session of the pool; starting and stopping |
+//! | `shard` | one thread: its sockets, its clients, its chores |
+//! | `command` | the commands |
+//! | `resp` | the protocol: requests in, replies out; nothing else in the project knows it |
+//! | [`envelope`] | what is kept with a value: when it expires |
+//! | [`ask`] | asking a gateway how it does |
+//! | [`store`] | where keys and values are: an index by name |
+//! | `together` | futures under way together whose results keep their order |
+//! | `stats`, `metrics`, `clients`, `cursors`, `common` | what is counted and shown; what threads share |
+//!
+//! Threads own an endpoint and carry out commands inline (the executor's `Source` brings sockets and far memory together), so a
+//! command costs no hop between threads. Every command on one key is one step for all clients of all gateways, by compare-and-swap.
+
+#![forbid(unsafe_code)]
+
+pub mod ask;
+mod clients;
+mod command;
+mod common;
+mod cursors;
+pub mod envelope;
+pub mod gateway;
+mod glob;
+mod metrics;
+mod number;
+pub mod options;
+mod resp;
+mod shard;
+mod stats;
+pub mod store;
+mod together;
+
+pub use gateway::Gateway;
+pub use options::{Options, StartError};
+pub use store::{Backing, NamedIndex, Store};

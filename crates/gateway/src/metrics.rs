@@ -1,0 +1,170 @@
+//! The counts for Prometheus: `GET /metrics`, on a thread of its own that nobody waits for.
+
+use crate::command::COMMANDS;
+use crate::common::{Common, Stop};
+use crate::stats::{SAMPLED_ONE_IN, bucket_limit_ns};
+use std::fmt::Write as _;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long somebody who asks may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Longer requests are not read.
+const MAX_REQUEST_BYTES: u64 = 8 << 10;
+
+/// The thread that answers; dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    address: SocketAddr,
+    stop: Arc<Stop>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Metrics {
+    #[expect(clippy::disallowed_methods, reason = "a thread that waits for the outside world")]
+    pub(crate) fn start(at: SocketAddr, common: Arc<Common>) -> io::Result<Self> {
+        let listener = TcpListener::bind(at)?;
+        let address = listener.local_addr()?;
+        let stop = Arc::<Stop>::default();
+        let its_stop = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                if its_stop.is_set() {
+                    return;
+                }
+                // Whoever asked is gone, or said too little: the next one may do better.
+                let _ = stream.and_then(|stream| answer(&stream, &common));
+            }
+        });
+        Ok(Self { address, stop, thread: Some(thread) })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Metrics {
+    fn drop(&mut self) {
+        self.stop.set();
+        // It waits for somebody to connect.
+        let woken = TcpStream::connect_timeout(&self.address, PATIENCE).is_ok();
+        if let Some(thread) = self.thread.take().filter(|_| woken) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn answer(mut stream: &TcpStream, common: &Common) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut request = Vec::new();
+    let mut part = [0u8; 1024];
+    let mut limited = stream.take(MAX_REQUEST_BYTES);
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+        match limited.read(&mut part)? {
+            0 => break,
+            bytes => request.extend_from_slice(&part[..bytes]),
+        }
+    }
+    let is_known = request.starts_with(b"GET /metrics ");
+    let (status, body) = if is_known {
+        ("200 OK", page(common))
+    } else {
+        ("404 Not Found", "there is only /metrics\n".to_owned())
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes())?;
+    stream.write_all(body.as_bytes())
+}
+
+/// The whole page.
+fn page(common: &Common) -> String {
+    let mut page = Page::default();
+    let totals = common.totals();
+    let called = || COMMANDS.iter().zip(&totals.commands).filter(|(_, command)| command.calls > 0);
+    page.head("commands_total", "counter", "Commands that clients sent.");
+    called().for_each(|(spec, c)| page.line("commands_total", &[("command", spec.name)], c.calls));
+    page.head("command_errors_total", "counter", "Commands that were answered with an error.");
+    called().for_each(|(spec, c)| page.line("command_errors_total", &[("command", spec.name)], c.errors));
+    let help = format!("Time from a command's start to its reply; one command in {SAMPLED_ONE_IN} is timed.");
+    page.head("command_seconds", "histogram", &help);
+    for (spec, command) in called() {
+        let mut sum = 0;
+        for (n, count) in command.buckets.iter().enumerate() {
+            sum += count;
+            let limit = bucket_limit_ns(n).map_or("+Inf".to_owned(), |ns| format!("{}", ns as f64 / 1e9));
+            page.line("command_seconds_bucket", &[("command", spec.name), ("le", &limit)], sum);
+        }
+        page.line("command_seconds_sum", &[("command", spec.name)], command.timed_ns as f64 / 1e9);
+        page.line("command_seconds_count", &[("command", spec.name)], command.timed);
+    }
+    let (ever, refused) = common.clients.counts();
+    let far = &totals.far;
+    for (name, help, count) in [
+        ("connections_total", "Clients that have connected.", ever),
+        ("connections_refused_total", "Clients that were one too many.", refused),
+        ("input_bytes_total", "Bytes that clients sent.", totals.bytes_in),
+        ("output_bytes_total", "Bytes that clients were sent.", totals.bytes_out),
+        ("hits_total", "Reads of keys that were there.", totals.hits),
+        ("misses_total", "Reads of keys that were not there.", totals.misses),
+        ("expired_total", "Keys that were removed since they had expired.", totals.expired),
+        ("operations_total", "Commands that went to the index.", totals.operations()),
+        ("far_round_trips_total", "Times that operations waited for memory servers.", far.round_trips),
+        ("far_reads_total", "READs of far memory.", far.reads),
+        ("far_writes_total", "WRITEs to far memory.", far.writes),
+        ("far_atomics_total", "Atomics on far memory.", far.atomics),
+        ("far_calls_total", "Calls of memory servers.", far.calls),
+        ("far_retries_total", "Times that operations began something anew.", far.retries),
+        ("far_bytes_read_total", "Bytes that came from far memory.", far.bytes_read),
+        ("far_bytes_written_total", "Bytes that went to far memory.", far.bytes_written),
+    ] {
+        page.head(name, "counter", help);
+        page.line(name, &[], count);
+    }
+    page.head("paths_total", "counter", "Times that operations took a path of the engine that is counted.");
+    totals.paths.iter().for_each(|(path, count)| page.line("paths_total", &[("path", path)], count));
+    let (servers, cache_bytes) = common.memory.get();
+    for (name, help, value) in [
+        ("clients", "Clients that are connected.", common.clients.len() as u64),
+        ("keys", "Keys, as of the last count.", common.census.keys().unwrap_or(0) as u64),
+        ("cache_bytes", "Bytes that this process spends on the index.", cache_bytes),
+    ] {
+        page.head(name, "gauge", help);
+        page.line(name, &[], value);
+    }
+    page.head("memory_bytes", "gauge", "Far memory of each server, by what it is used for.");
+    for server in servers {
+        let number = server.server.to_string();
+        page.line("memory_bytes", &[("server", &number), ("use", "free")], server.free_bytes);
+        for (index, bytes) in &server.indexes {
+            page.line("memory_bytes", &[("server", &number), ("use", "index"), ("index", index)], bytes);
+        }
+    }
+    page.text
+}
+
+#[derive(Default)]
+struct Page {
+    text: String,
+}
+
+impl Page {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(self.text, "# HELP farwood_{name} {help}\n# TYPE farwood_{name} {kind}");
+    }
+
+    fn line(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+        let quoted = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        let labels: Vec<_> =
+            labels.iter().map(|(name, value)| format!("{name}=\"{}\"", quoted(value))).collect();
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+        let _ = writeln!(self.text, "farwood_{name}{labels} {value}");
+    }
+}

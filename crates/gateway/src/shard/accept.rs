@@ -1,0 +1,99 @@
+//! Taking in new clients.
+
+use super::Shard;
+use super::sockets::Socket;
+use crate::clients::Client;
+use crate::store::Store;
+use farwood_fabric::clock::MILLISECOND;
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Write};
+use std::net::{TcpListener, TcpStream};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Poll, Waker};
+
+/// How long accepting rests when the system has no more descriptors.
+const REST_NS: u64 = 100 * MILLISECOND;
+/// So many clients are taken in before those that are there get a turn.
+const BURST: usize = 64;
+
+/// Clients on their way to a thread.
+#[derive(Default, Debug)]
+pub(crate) struct Inbox {
+    state: Mutex<(VecDeque<Arc<Client>>, Option<Waker>)>,
+}
+
+impl Inbox {
+    fn push(&self, client: Arc<Client>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.0.push_back(client);
+        if let Some(waker) = state.1.take() {
+            waker.wake();
+        }
+    }
+
+    pub(super) async fn next(&self) -> Arc<Client> {
+        std::future::poll_fn(|context| {
+            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(next) = state.0.pop_front() {
+                return Poll::Ready(next);
+            }
+            state.1 = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+/// Accepts clients and hands them to all threads in turn, for ever.
+pub(super) async fn accept<S: Store>(
+    shard: Rc<Shard<S>>,
+    listener: Socket<TcpListener>,
+    inboxes: Arc<[Inbox]>,
+) {
+    let mut turn = 0;
+    loop {
+        listener.readable().await;
+        for _ in 0..BURST {
+            match listener.socket.accept() {
+                Ok((stream, peer)) => {
+                    let local = stream.local_addr().unwrap_or(shard.common.options.listen);
+                    let most = shard.common.options.max_clients;
+                    match shard.common.clients.enter(most, stream, peer, local, shard.common.seconds()) {
+                        Ok(client) => match prepare(&client.stream) {
+                            Ok(()) => inboxes[turn % inboxes.len()].push(client),
+                            Err(_) => shard.common.clients.leave(&client),
+                        },
+                        Err(stream) => turn_away(&stream),
+                    }
+                    turn = turn.wrapping_add(1);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    listener.not_readable();
+                    break;
+                }
+                // The client was gone before we came.
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {}
+                Err(error) => {
+                    tracing::warn!(
+                        "cannot take in a client: {error}; raise the limit of open files (ulimit -n)"
+                    );
+                    shard.endpoint.sleep(REST_NS).await;
+                    break;
+                }
+            }
+        }
+        shard.endpoint.yield_now().await;
+    }
+}
+
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nonblocking(true)?;
+    stream.set_nodelay(true)
+}
+
+fn turn_away(mut stream: &TcpStream) {
+    let _ = stream.set_nonblocking(true);
+    let _ = stream.write_all(b"-ERR max number of clients reached\r\n");
+}

@@ -1,0 +1,157 @@
+//! What a thread does every now and then: publishing its counts, disconnecting clients that are silent; and the first thread for all:
+//! removing keys that have expired, counting keys, asking servers for their memory.
+//!
+//! **The sweep** goes through all keys again and again, a page at a time, with a rest in between: pages are as long as it takes to be
+//! through in [`PASS_TICKS`], but no longer than [`LONGEST_PAGE`]. So it costs little, and a key that has expired and that nobody
+//! asks for takes up memory for a bounded time: about a minute for up to 2.4 million keys, longer in proportion for more.
+//! What it counts on its way is what DBSIZE knows of large indexes.
+
+use super::Shard;
+use crate::command::Refused;
+use crate::common::ServerMemory;
+use crate::envelope;
+use crate::stats::Far;
+use crate::store::Store;
+use farwood_fabric::clock::MILLISECOND;
+use farwood_fabric::control::{Reply, Request};
+use farwood_fabric::{CallError, FabricError, ServerId, marks};
+use farwood_index::IndexError;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+const MOMENT_NS: u64 = 100 * MILLISECOND;
+/// Pauses in one pass of the sweep, and pages in between.
+const PASS_TICKS: usize = 600;
+const SHORTEST_PAGE: usize = 128;
+const LONGEST_PAGE: usize = 4096;
+/// How often far memory is looked at.
+const MEMORY_NS: u64 = 5_000 * MILLISECOND;
+/// How long the thread waits for operations under way when it stops.
+const REST_MOMENTS: u32 = 50;
+
+/// Keeps the thread's clock and counts up to date, and the clients in order.
+pub(super) async fn every_moment<S: Store>(shard: Rc<Shard<S>>) {
+    loop {
+        shard.endpoint.sleep(MOMENT_NS).await;
+        shard.stats.publish(Far { costs: shard.endpoint.totals(), paths: marks::snapshot() });
+        let now = shard.common.seconds();
+        if shard.seconds.replace(now) != now && shard.is_first() {
+            disconnect_silent(&shard, now);
+        }
+    }
+}
+
+/// Ends connections that were silent, or did not read their replies, for too long: their sockets are shut, and whoever serves them
+/// finds that out.
+fn disconnect_silent<S: Store>(shard: &Shard<S>, now: u64) {
+    let options = &shard.common.options;
+    for client in shard.common.clients.list() {
+        let silent = now.saturating_sub(client.active.load(Ordering::Relaxed));
+        let unread_since = client.unread_since.load(Ordering::Relaxed);
+        let is_silent = options.idle_seconds > 0 && silent > options.idle_seconds && unread_since == 0;
+        let is_deaf = unread_since > 0 && now.saturating_sub(unread_since) > options.unread_seconds;
+        if is_silent || is_deaf {
+            client.disconnect();
+        }
+    }
+}
+
+/// Removes keys that have expired, and counts the others, for ever.
+pub(super) async fn sweep<S: Store>(shard: Rc<Shard<S>>) {
+    let mut page = SHORTEST_PAGE;
+    loop {
+        match sweep_once(&shard, page).await {
+            Ok(found) => {
+                shard.common.census.found(found);
+                page = (found / PASS_TICKS).clamp(SHORTEST_PAGE, LONGEST_PAGE);
+            }
+            // Whatever it is, commands meet it too and say so.
+            Err(_) => shard.endpoint.sleep(MOMENT_NS).await,
+        }
+    }
+}
+
+/// One pass; how many keys there are.
+async fn sweep_once<S: Store>(shard: &Shard<S>, page: usize) -> Result<usize, Refused> {
+    let mut walk = shard.walk(Bound::Unbounded, Bound::Unbounded, false);
+    let (mut found, mut since_rest) = (0, 0);
+    while let Some(pairs) = walk.next(page - since_rest).await? {
+        let now = shard.now_ms();
+        for (key, stored) in &pairs {
+            if envelope::open(stored).has_expired(now) {
+                let handle = shard.handle()?;
+                shard.bury(&handle, key, stored).await?;
+            } else {
+                found += 1;
+            }
+        }
+        since_rest += pairs.len();
+        if since_rest >= page {
+            since_rest = 0;
+            shard.endpoint.sleep(MOMENT_NS).await;
+        }
+    }
+    shard.endpoint.sleep(MOMENT_NS).await;
+    Ok(found)
+}
+
+/// Looks at far memory every now and then.
+pub(super) async fn watch_memory<S: Store>(shard: Rc<Shard<S>>) {
+    loop {
+        // A server that does not answer shows in every other command.
+        let _ = shard.look_at_memory().await;
+        shard.endpoint.sleep(MEMORY_NS).await;
+    }
+}
+
+impl<S: Store> Shard<S> {
+    fn is_first(&self) -> bool {
+        std::sync::Arc::ptr_eq(&self.stats, &self.common.threads[0])
+    }
+
+    /// Asks all servers what their memory is used for.
+    pub(crate) async fn look_at_memory(&self) -> Result<(), Refused> {
+        let servers = self.ask_servers().await.map_err(IndexError::from)?;
+        self.common.memory.set(servers, self.store.cache_bytes());
+        Ok(())
+    }
+
+    async fn ask_servers(&self) -> Result<Vec<ServerMemory>, FabricError> {
+        let op = self.endpoint.op();
+        let session = self.pool.session();
+        let chunk_bytes = session.cluster().view().servers[ServerId::COORDINATOR.index()].chunk_bytes;
+        let infos = self.pool.list_indexes(&op).await?;
+        let name = |id| infos.iter().find(|info| info.id == id).map_or("?", |info| info.name.as_str());
+        let mut servers = Vec::new();
+        for server in session.servers() {
+            let Reply::ChunkList { chunks, total, free } =
+                op.control(*server, &Request::ListChunks { owner: None }).await?
+            else {
+                return Err(CallError::Malformed.into());
+            };
+            let mut indexes = BTreeMap::new();
+            for chunk in chunks {
+                *indexes.entry(name(chunk.index)).or_insert(0) += u64::from(chunk.count) * chunk_bytes;
+            }
+            servers.push(ServerMemory {
+                server: u16::try_from(server.index()).unwrap_or(u16::MAX),
+                total_bytes: total * chunk_bytes,
+                free_bytes: free * chunk_bytes,
+                indexes: indexes.into_iter().map(|(name, bytes)| (name.to_owned(), bytes)).collect(),
+            });
+        }
+        Ok(servers)
+    }
+
+    /// Waits until no operation is under way, for a while: what is cut short then is cleaned up by others, as after a death.
+    pub(super) async fn come_to_rest(&self) {
+        for _ in 0..REST_MOMENTS {
+            if self.busy.get() == 0 {
+                return;
+            }
+            self.endpoint.sleep(MOMENT_NS / 5).await;
+        }
+    }
+}

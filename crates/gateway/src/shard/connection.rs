@@ -1,0 +1,330 @@
+//! One client: reads requests, has them carried out, writes replies.
+//!
+//! 1. Read what has come, at most a chunk.
+//! 2. Start the commands in it. Those about different keys are under way together; one waits for those before it that are about the
+//!    same key, and one about several keys, or none, for all. Replies keep the order of the commands.
+//! 3. When all have ended, write the replies, and wait until the client has taken them.
+//!
+//! So a client that does not read its replies is not listened to: what it costs is bounded by one chunk, the replies up to
+//! [`WRITE_BYTES`], and one reply more. A client that waits for nothing costs no buffers at all.
+
+use super::Shard;
+use super::sockets::Socket;
+use crate::clients::Client;
+use crate::command::connection::{Talk, execute as execute_here};
+use crate::command::{Answer, Keys, Refused, Spec, unknown};
+use crate::resp::parse::Parsed;
+use crate::resp::{Limits, Parser, ProtocolError, Reply, Request};
+use crate::stats::SAMPLED_ONE_IN;
+use crate::store::Store;
+use crate::together::{Boxes, Together};
+use farwood_fabric::clock::Nanos;
+use rustc_hash::FxHasher;
+use rustix::buffer::spare_capacity;
+use std::hash::Hasher;
+use std::io::{self, Write};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+
+/// How much is read at a time, unless a longer argument is on its way.
+pub(super) const CHUNK_BYTES: usize = 16 << 10;
+/// For a long argument room is made in such steps, so that nobody gets memory for saying that much will come.
+const GROWTH_BYTES: usize = 1 << 20;
+/// Replies are written when they have grown to this.
+const WRITE_BYTES: usize = 64 << 10;
+/// Commands of one client that are under way together.
+const WIDTH: usize = 32;
+
+/// How commands are carried out.
+pub(super) type Execute<S, F> = fn(Rc<Shard<S>>, &'static Spec, Request) -> F;
+
+/// What is remembered of a command under way.
+struct Tag {
+    /// Its key's hash; none, if it is about several keys, or all.
+    key: Option<u64>,
+    number: usize,
+    started: Option<Nanos>,
+}
+
+pub(super) struct Connection<S: Store, F: Future<Output = Reply>> {
+    shard: Rc<Shard<S>>,
+    socket: Socket<Arc<Client>>,
+    talk: Talk,
+    parser: Parser,
+    /// What has come; kept only while something of it is still to be used.
+    input: Option<Rc<Vec<u8>>>,
+    output: Vec<u8>,
+    under_way: Together<F, Tag>,
+    execute: Execute<S, F>,
+}
+
+impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
+    pub(super) fn new(
+        shard: Rc<Shard<S>>,
+        socket: Socket<Arc<Client>>,
+        talk: Talk,
+        boxes: Boxes<F>,
+        execute: Execute<S, F>,
+    ) -> Self {
+        Self {
+            shard,
+            socket,
+            talk,
+            parser: Parser::default(),
+            input: None,
+            output: Vec::new(),
+            under_way: Together::new(boxes),
+            execute,
+        }
+    }
+
+    /// Serves the client until it leaves, or has to.
+    pub(super) async fn serve(mut self) {
+        // What goes wrong with a socket means that the client is gone.
+        let _ = self.converse().await;
+        self.shard.common.clients.leave(&self.talk.client);
+    }
+
+    async fn converse(&mut self) -> io::Result<()> {
+        loop {
+            self.socket.readable().await;
+            if self.shard.stop.is_set() {
+                return Ok(());
+            }
+            match self.read() {
+                Ok(0) => return Ok(()),
+                Ok(bytes) => self.shard.stats.bytes_in.add(bytes as u64),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.socket.not_readable();
+                    continue;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            }
+            self.talk.client.active.store(self.shard.seconds.get(), Ordering::Relaxed);
+            self.run_requests().await?;
+            self.write().await?;
+            if self.talk.is_over {
+                return Ok(());
+            }
+            if self.socket.is_readable() {
+                // Others first.
+                self.shard.endpoint.yield_now().await;
+            }
+        }
+    }
+
+    /// Reads once; how much.
+    fn read(&mut self) -> io::Result<usize> {
+        let input = self.input.get_or_insert_with(|| self.shard.take_chunk());
+        // Nothing refers to it any more: all commands have ended.
+        let chunk = Rc::make_mut(input);
+        let wanted = self.parser.awaits().saturating_sub(chunk.len()).clamp(CHUNK_BYTES / 4, GROWTH_BYTES);
+        if chunk.capacity() - chunk.len() < wanted {
+            chunk.reserve(wanted);
+        }
+        let room = chunk.capacity() - chunk.len();
+        let bytes = rustix::io::read(&self.socket.socket, spare_capacity(chunk))?;
+        if bytes < room {
+            self.socket.read_all();
+        }
+        Ok(bytes)
+    }
+
+    /// Runs all requests that are whole.
+    async fn run_requests(&mut self) -> io::Result<()> {
+        let Some(mut chunk) = self.input.take() else { return Ok(()) };
+        let mut at = 0;
+        while !self.talk.is_over && !self.shard.stop.is_set() {
+            let limits = Limits {
+                request_bytes: self.shard.common.options.max_request_bytes,
+                is_stranger: self.talk.is_stranger,
+            };
+            match self.parser.next(&chunk, at, limits) {
+                Ok(Parsed::Whole(request, taken)) => {
+                    at += taken;
+                    self.run(request).await;
+                    if self.output.len() >= WRITE_BYTES {
+                        self.write().await?;
+                    }
+                }
+                Ok(Parsed::Nothing(taken)) => at += taken,
+                Ok(Parsed::Partial) => break,
+                Err(error) => {
+                    self.refuse(&error).await;
+                    break;
+                }
+            }
+        }
+        self.settle(0).await;
+        if at == chunk.len() || self.talk.is_over {
+            self.shard.give_chunk(chunk);
+        } else {
+            // All commands have ended, so that the rest can be moved to the front.
+            Rc::make_mut(&mut chunk).drain(..at);
+            self.input = Some(chunk);
+        }
+        Ok(())
+    }
+
+    /// What is not the protocol ends the connection.
+    async fn refuse(&mut self, error: &ProtocolError) {
+        self.settle(0).await;
+        Reply::error(format!("ERR {error}")).write(&mut self.output, self.talk.protocol);
+        self.talk.is_over = true;
+    }
+
+    /// Runs one request, or starts it.
+    async fn run(&mut self, request: Request) {
+        let shard = &self.shard;
+        let Some((spec, number)) = shard.finder.find(&request[0]) else {
+            let refused = if self.talk.is_stranger { stranger() } else { unknown(&request) };
+            return self.answer(Err(refused)).await;
+        };
+        self.talk.client.last_command.store(number, Ordering::Relaxed);
+        let stats = &shard.stats.commands[number];
+        stats.calls.add(1);
+        if !self.talk.may(spec.command) {
+            stats.errors.add(1);
+            return self.answer(Err(stranger())).await;
+        }
+        if !spec.takes(request.len()) {
+            stats.errors.add(1);
+            return self.answer(Err(Refused::arity(spec.name))).await;
+        }
+        if spec.keys == Keys::Nobodys {
+            self.settle(0).await;
+            let answer = execute_here(&self.shard.common, &mut self.talk, spec.command, &request);
+            if answer.is_err() {
+                self.shard.stats.commands[number].errors.add(1);
+            }
+            return self.answer(answer).await;
+        }
+        let key = (spec.keys == Keys::One || (spec.keys == Keys::All && request.len() == 2))
+            .then(|| hash(&request[1]));
+        let started = shard.is_sampled().then(|| shard.common.now());
+        if self.under_way.len() > 0 {
+            self.make_way(key).await;
+        }
+        let tag = Tag { key, number, started };
+        let future = (self.execute)(Rc::clone(&self.shard), spec, request);
+        let mut future = Some(future);
+        let mut tag = Some(tag);
+        let under_way = &mut self.under_way;
+        let ended = std::future::poll_fn(|context| {
+            Poll::Ready(match (future.take(), tag.take()) {
+                (Some(future), Some(tag)) => under_way.start(future, tag, context),
+                _ => None,
+            })
+        })
+        .await;
+        if let Some((reply, tag)) = ended {
+            self.finish(&reply, &tag);
+        }
+    }
+
+    fn finish(&mut self, reply: &Reply, tag: &Tag) {
+        note(&self.shard, reply, tag);
+        reply.write(&mut self.output, self.talk.protocol);
+    }
+
+    /// An answer that took no time; those before it first.
+    async fn answer(&mut self, answer: Answer) {
+        self.settle(0).await;
+        answer.unwrap_or_else(Reply::from).write(&mut self.output, self.talk.protocol);
+    }
+
+    /// Waits until a command about this key may start.
+    async fn make_way(&mut self, key: Option<u64>) {
+        let is_in_the_way = |tag: &Tag| tag.key.is_none() || key.is_none() || tag.key == key;
+        loop {
+            let must_wait = self.under_way.running().any(is_in_the_way);
+            match (must_wait, self.under_way.len()) {
+                (true, length) => self.settle(length - 1).await,
+                (false, WIDTH..) => self.settle(WIDTH - 1).await,
+                (false, _) => return,
+            }
+        }
+    }
+
+    /// Waits until at most so many commands are left.
+    async fn settle(&mut self, most: usize) {
+        if self.under_way.len() <= most {
+            return;
+        }
+        let (under_way, output) = (&mut self.under_way, &mut self.output);
+        let (shard, protocol) = (&self.shard, self.talk.protocol);
+        std::future::poll_fn(|context: &mut Context<'_>| {
+            under_way.advance(context, |reply, tag| {
+                note(shard, &reply, &tag);
+                reply.write(output, protocol);
+            });
+            if under_way.len() <= most { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+
+    /// Writes all replies.
+    async fn write(&mut self) -> io::Result<()> {
+        let mut written = 0;
+        while written < self.output.len() {
+            match (&self.socket.socket.stream).write(&self.output[written..]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(bytes) => {
+                    written += bytes;
+                    self.shard.stats.bytes_out.add(bytes as u64);
+                    self.talk.client.unread_since.store(0, Ordering::Relaxed);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let since = &self.talk.client.unread_since;
+                    if since.load(Ordering::Relaxed) == 0 {
+                        since.store(self.shard.seconds.get(), Ordering::Relaxed);
+                    }
+                    self.socket.not_writable();
+                    self.socket.writable().await;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.output.clear();
+        // Long replies are rare: their room is not kept.
+        if self.output.capacity() > 2 * WRITE_BYTES {
+            self.output = Vec::new();
+        }
+        Ok(())
+    }
+}
+
+fn stranger() -> Refused {
+    Refused::new("NOAUTH Authentication required.")
+}
+
+/// Counts a command that has ended.
+fn note<S: Store>(shard: &Shard<S>, reply: &Reply, tag: &Tag) {
+    let stats = &shard.stats.commands[tag.number];
+    if reply.is_error() {
+        stats.errors.add(1);
+    }
+    if let Some(started) = tag.started {
+        stats.time(shard.common.now().saturating_sub(started));
+    }
+}
+
+fn hash(key: &[u8]) -> u64 {
+    let mut hasher = FxHasher::default();
+    hasher.write(key);
+    hasher.finish()
+}
+
+impl<S: Store> Shard<S> {
+    /// Whether this command is one of those that are timed.
+    #[inline]
+    fn is_sampled(&self) -> bool {
+        let left = self.unsampled.get();
+        self.unsampled.set(if left == 0 { SAMPLED_ONE_IN - 1 } else { left - 1 });
+        left == 0
+    }
+}

@@ -1,0 +1,217 @@
+//! Futures that are under way together, and whose results come out in the order in which they went in: the commands of a
+//! pipeline, the keys of an MGET.
+//!
+//! On transports where the thread carries out verbs itself, a future is ready as soon as it is first polled; then it costs no
+//! allocation, since the boxes that futures run in are used again.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::fmt;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+type Place<F> = Pin<Box<Option<F>>>;
+
+/// Boxes for futures, which those of one thread share.
+pub(crate) struct Boxes<F> {
+    spare: Rc<RefCell<Vec<Place<F>>>>,
+}
+
+/// More boxes are not kept.
+const MAX_SPARE: usize = 256;
+
+impl<F> Boxes<F> {
+    pub(crate) fn new() -> Self {
+        Self { spare: Rc::default() }
+    }
+
+    fn take(&self) -> Place<F> {
+        self.spare.borrow_mut().pop().unwrap_or_else(|| Box::pin(None))
+    }
+
+    fn give_back(&self, mut place: Place<F>) {
+        place.as_mut().set(None);
+        let mut spare = self.spare.borrow_mut();
+        if spare.len() < MAX_SPARE {
+            spare.push(place);
+        }
+    }
+}
+
+impl<F> Clone for Boxes<F> {
+    fn clone(&self) -> Self {
+        Self { spare: Rc::clone(&self.spare) }
+    }
+}
+
+impl<F> fmt::Debug for Boxes<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Boxes({} spare)", self.spare.borrow().len())
+    }
+}
+
+/// Futures under way, each with a tag that says what it is.
+pub(crate) struct Together<F: Future, T> {
+    boxes: Boxes<F>,
+    entries: VecDeque<Entry<F, T>>,
+}
+
+struct Entry<F: Future, T> {
+    state: State<F>,
+    tag: T,
+}
+
+enum State<F: Future> {
+    Running(Place<F>),
+    Ended(F::Output),
+}
+
+impl<F: Future, T> Together<F, T> {
+    pub(crate) fn new(boxes: Boxes<F>) -> Self {
+        Self { boxes, entries: VecDeque::new() }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The tags of those that have not ended.
+    pub(crate) fn running(&self) -> impl Iterator<Item = &T> {
+        self.entries.iter().filter(|entry| matches!(entry.state, State::Running(_))).map(|entry| &entry.tag)
+    }
+
+    /// Starts a future: it is polled once. If it has ended by that and nothing is in front of it, its output is here at once.
+    #[inline]
+    pub(crate) fn start(&mut self, future: F, tag: T, context: &mut Context<'_>) -> Option<(F::Output, T)> {
+        let mut place = self.boxes.take();
+        place.as_mut().set(Some(future));
+        match poll(&mut place, context) {
+            Poll::Ready(output) => {
+                self.boxes.give_back(place);
+                if self.entries.is_empty() {
+                    return Some((output, tag));
+                }
+                self.entries.push_back(Entry { state: State::Ended(output), tag });
+            }
+            Poll::Pending => self.entries.push_back(Entry { state: State::Running(place), tag }),
+        }
+        None
+    }
+
+    /// Polls all, and calls `ended` for those in front that have ended.
+    pub(crate) fn advance(&mut self, context: &mut Context<'_>, mut ended: impl FnMut(F::Output, T)) {
+        for entry in &mut self.entries {
+            let State::Running(place) = &mut entry.state else { continue };
+            if let Poll::Ready(output) = poll(place, context) {
+                if let State::Running(place) = std::mem::replace(&mut entry.state, State::Ended(output)) {
+                    self.boxes.give_back(place);
+                }
+            }
+        }
+        while self.entries.front().is_some_and(|entry| matches!(entry.state, State::Ended(_))) {
+            if let Some(Entry { state: State::Ended(output), tag }) = self.entries.pop_front() {
+                ended(output, tag);
+            }
+        }
+    }
+}
+
+#[inline]
+fn poll<F: Future>(place: &mut Place<F>, context: &mut Context<'_>) -> Poll<F::Output> {
+    match place.as_mut().as_pin_mut() {
+        Some(future) => future.poll(context),
+        // Its box is taken back as soon as it has ended, so this is never asked.
+        None => Poll::Pending,
+    }
+}
+
+/// Runs futures, up to `width` of them at a time, and calls `ended` with their outputs, in order. It ends early when `ended` says
+/// what went wrong, after those under way have ended.
+pub(crate) async fn run_all<F: Future, E>(
+    futures: impl IntoIterator<Item = F>,
+    width: usize,
+    mut ended: impl FnMut(F::Output) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut futures = futures.into_iter();
+    let mut together = Together::new(Boxes::new());
+    let mut failed = None;
+    let mut is_through = false;
+    std::future::poll_fn(|context| {
+        loop {
+            let mut note = |output: F::Output| {
+                if let Err(error) = ended(output) {
+                    failed.get_or_insert(error);
+                }
+            };
+            together.advance(context, |output, ()| note(output));
+            while !is_through && together.len() < width {
+                match futures.next() {
+                    Some(future) => {
+                        if let Some((output, ())) = together.start(future, (), context) {
+                            note(output);
+                        }
+                    }
+                    None => is_through = true,
+                }
+            }
+            is_through |= failed.is_some();
+            if together.len() == 0 && is_through {
+                return Poll::Ready(());
+            }
+            // Those in front may have ended while the last ones were started.
+            if is_through || together.running().next().is_some() {
+                return Poll::Pending;
+            }
+        }
+    })
+    .await;
+    failed.map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farwood_fabric::Executor;
+    use std::cell::Cell;
+
+    /// Ends after a number of polls.
+    async fn after(polls: u32, value: u32, under_way: Rc<Cell<(u32, u32)>>) -> u32 {
+        let executor = Executor::current().expect("tests run on one");
+        let (now, most) = under_way.get();
+        under_way.set((now + 1, most.max(now + 1)));
+        for _ in 0..polls {
+            executor.yield_now().await;
+        }
+        let (now, most) = under_way.get();
+        under_way.set((now - 1, most));
+        value
+    }
+
+    #[test]
+    fn outputs_come_in_order_and_futures_are_under_way_together() {
+        let under_way = Rc::new(Cell::new((0, 0)));
+        let mut found = Vec::new();
+        let futures = (0..50).map(|n| after((n * 7) % 5, n, Rc::clone(&under_way)));
+        let all = run_all(futures, 4, |n| {
+            found.push(n);
+            Ok::<(), ()>(())
+        });
+        assert_eq!(Executor::new().block_on(all), Ok(()));
+        assert_eq!(found, (0..50).collect::<Vec<_>>());
+        assert_eq!(under_way.get(), (0, 4));
+    }
+
+    #[test]
+    fn a_failure_ends_it_but_nothing_is_cut_short() {
+        let under_way = Rc::new(Cell::new((0, 0)));
+        let started = Cell::new(0);
+        let futures = (0..50).map(|n| {
+            started.set(n);
+            after(n % 3, n, Rc::clone(&under_way))
+        });
+        let all = run_all(futures, 8, |n| if n == 10 { Err("ten") } else { Ok(()) });
+        assert_eq!(Executor::new().block_on(all), Err("ten"));
+        assert!(started.get() < 49 && under_way.get().0 == 0, "{started:?} {under_way:?}");
+    }
+}

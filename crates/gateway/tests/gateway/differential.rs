@@ -1,0 +1,317 @@
+//! The same commands to a gateway and to a real Redis: the same replies, to the byte.
+//!
+//! Skipped, with a line that says so, where `redis-server` is not installed.
+
+use super::common::{Client, Map, Redis, Value, gateway};
+use fastrand::Rng;
+
+/// Keys are few, so that commands meet.
+const KEYS: [&str; 6] = ["a", "b", "key:1", "key:2", "key:3", "é\0x"];
+
+fn word(rng: &mut Rng, words: &[&str]) -> String {
+    words[rng.usize(..words.len())].to_owned()
+}
+
+fn key(rng: &mut Rng) -> String {
+    word(rng, &KEYS)
+}
+
+fn value(rng: &mut Rng) -> String {
+    let fixed =
+        ["", "0", "-7", "41", "9223372036854775807", "-9223372036854775808", "text", "1.5", " 1", "01"];
+    match rng.u8(..10) {
+        0 => "x".repeat(rng.usize(..300)),
+        1 => rng.i64(-1000..1000).to_string(),
+        _ => word(rng, &fixed),
+    }
+}
+
+/// Times that are far off, or have passed, or are none.
+fn time(rng: &mut Rng) -> String {
+    let far = ["1000", "100000", "5000"];
+    let odd = ["0", "-1", "abc", "9223372036854775807", "-9223372036854775808", "", "1.0"];
+    if rng.u8(..4) == 0 { word(rng, &odd) } else { word(rng, &far) }
+}
+
+fn whole_time(rng: &mut Rng) -> String {
+    let odd = ["0", "-1", "abc", "1", "9223372036854775000", "4102444800", "4102444800000", "32503680000000"];
+    word(rng, &odd)
+}
+
+/// One command, right or wrong.
+fn command(rng: &mut Rng) -> Vec<String> {
+    let name = word(
+        rng,
+        &[
+            "GET",
+            "GET",
+            "SET",
+            "SET",
+            "SET",
+            "SETNX",
+            "SETEX",
+            "PSETEX",
+            "GETSET",
+            "GETDEL",
+            "GETEX",
+            "MGET",
+            "MSET",
+            "DEL",
+            "UNLINK",
+            "EXISTS",
+            "TOUCH",
+            "STRLEN",
+            "APPEND",
+            "INCR",
+            "DECR",
+            "INCRBY",
+            "DECRBY",
+            "TYPE",
+            "EXPIRE",
+            "PEXPIRE",
+            "EXPIREAT",
+            "PEXPIREAT",
+            "TTL",
+            "PTTL",
+            "EXPIRETIME",
+            "PEXPIRETIME",
+            "PERSIST",
+            "KEYS",
+            "PING",
+            "ECHO",
+            "SELECT",
+            "nosuch",
+            "DBSIZE",
+            "CLIENT",
+            "FLUSHDB",
+        ],
+    );
+    let mut command = vec![name.clone()];
+    match name.as_str() {
+        "SET" => {
+            command.extend([key(rng), value(rng)]);
+            for _ in 0..rng.usize(..4) {
+                let option = word(rng, &["NX", "XX", "GET", "KEEPTTL", "ex", "PX", "EXAT", "PXAT", "BAD"]);
+                let is_timed = matches!(option.as_str(), "ex" | "PX");
+                let is_whole = matches!(option.as_str(), "EXAT" | "PXAT");
+                command.push(option);
+                if is_timed {
+                    command.push(time(rng));
+                } else if is_whole {
+                    command.push(whole_time(rng));
+                }
+            }
+        }
+        "SETNX" | "GETSET" | "APPEND" => command.extend([key(rng), value(rng)]),
+        "SETEX" | "PSETEX" => command.extend([key(rng), time(rng), value(rng)]),
+        "GETEX" => {
+            command.push(key(rng));
+            match rng.u8(..4) {
+                0 => command.push("PERSIST".into()),
+                1 => command.extend(["EX".into(), time(rng)]),
+                2 => command.extend(["PXAT".into(), whole_time(rng)]),
+                _ => {}
+            }
+        }
+        "MGET" | "DEL" | "UNLINK" | "EXISTS" | "TOUCH" => {
+            command.extend((0..rng.usize(1..4)).map(|_| key(rng)));
+        }
+        "MSET" => {
+            command.extend((0..rng.usize(2..7)).map(|n| if n % 2 == 0 { key(rng) } else { value(rng) }))
+        }
+        "INCRBY" | "DECRBY" => command.extend([key(rng), value(rng)]),
+        "EXPIRE" | "PEXPIRE" | "EXPIREAT" | "PEXPIREAT" => {
+            command.push(key(rng));
+            command.push(if name.ends_with("AT") { whole_time(rng) } else { time(rng) });
+            command.extend((0..rng.usize(..3)).map(|_| word(rng, &["NX", "xx", "GT", "LT", "QQ"])));
+        }
+        "KEYS" => {
+            command.push(word(rng, &["*", "key:*", "key:[12]", "?", "[^a]", "é*", "key:\\1", "nothing*"]))
+        }
+        "PING" => command.extend((0..rng.usize(..3)).map(|_| value(rng))),
+        "SELECT" => command.push(word(rng, &["0", "1", "x", "-1"])),
+        "ECHO" => command.push(value(rng)),
+        "CLIENT" => {
+            let subcommand = word(rng, &["GETNAME", "SETNAME", "SETNAME", "nosuch"]);
+            if subcommand == "SETNAME" {
+                command.extend([subcommand, word(rng, &["me", "with space", "", "you"])]);
+            } else {
+                command.push(subcommand);
+            }
+        }
+        "nosuch" => command.extend((0..rng.usize(..3)).map(|_| value(rng))),
+        "DBSIZE" | "FLUSHDB" => {
+            // Rarely: everything would be gone all the time.
+            if name == "FLUSHDB" && rng.u8(..6) > 0 {
+                return vec!["DBSIZE".into()];
+            }
+        }
+        _ => command.push(key(rng)),
+    }
+    // Now and then one argument too few, or too many.
+    match rng.u8(..40) {
+        0 if command.len() > 1 => drop(command.pop()),
+        1 => command.push("more".into()),
+        _ => {}
+    }
+    command
+}
+
+/// What does not have to be equal to the byte.
+fn comparable(command: &[String], reply: Value) -> Value {
+    match (command[0].to_ascii_uppercase().as_str(), reply) {
+        // Redis knows no order of keys.
+        ("KEYS", Value::Array(mut keys)) => {
+            keys.sort();
+            Value::Array(keys)
+        }
+        // Redis counts keys that have expired until it meets them.
+        ("DBSIZE", Value::Number(_)) => Value::Nil,
+        // Time passes between the two, and between setting a time and reading it.
+        ("PTTL" | "PEXPIRETIME", Value::Number(ms)) if ms > 0 => {
+            Value::Number(ms.saturating_add(2_500) / 5_000)
+        }
+        ("TTL" | "EXPIRETIME", Value::Number(seconds)) if seconds > 0 => {
+            Value::Number(seconds.saturating_add(2) / 5)
+        }
+        (_, reply) => reply,
+    }
+}
+
+#[test]
+fn replies_are_those_of_redis() {
+    let Some(redis) = Redis::start() else { return };
+    let map = Map::default();
+    let gateway = gateway(&map);
+    for seed in 0..60 {
+        let mut rng = Rng::with_seed(seed);
+        let (mut ours, mut theirs) = (Client::to(gateway.address()), Client::to(redis.address));
+        for client in [&mut ours, &mut theirs] {
+            client.say("FLUSHALL");
+        }
+        if seed % 2 == 1 {
+            for client in [&mut ours, &mut theirs] {
+                let Value::Map(hello) = client.say("HELLO 3") else { panic!("a map") };
+                assert_eq!(hello[0], (super::common::bytes("server"), super::common::bytes("redis")));
+            }
+        }
+        let mut so_far = Vec::new();
+        for _ in 0..300 {
+            let command = command(&mut rng);
+            let replies = [ours.ask(&command), theirs.ask(&command)];
+            let [our, their] = replies.map(|reply| comparable(&command, reply));
+            so_far.push(command);
+            let recent = &so_far[so_far.len().saturating_sub(12)..];
+            assert_eq!(our, their, "seed {seed}, after {recent:#?}");
+        }
+    }
+}
+
+/// A pipeline is answered in order, whatever its commands are about and however they overtake each other.
+#[test]
+fn pipelines_are_answered_as_redis_does() {
+    let Some(redis) = Redis::start() else { return };
+    let map = Map::default();
+    let gateway = gateway(&map);
+    for seed in 0..30 {
+        let mut rng = Rng::with_seed(1000 + seed);
+        let (mut ours, mut theirs) = (Client::to(gateway.address()), Client::to(redis.address));
+        for client in [&mut ours, &mut theirs] {
+            client.say("FLUSHALL");
+        }
+        for _ in 0..4 {
+            let commands: Vec<_> = (0..rng.usize(1..150)).map(|_| command(&mut rng)).collect();
+            let bytes: Vec<u8> = commands.iter().flat_map(|command| super::common::encode(command)).collect();
+            ours.send(&bytes);
+            theirs.send(&bytes);
+            for (n, command) in commands.iter().enumerate() {
+                let [our, their] = [ours.read(), theirs.read()].map(|reply| comparable(command, reply));
+                assert_eq!(our, their, "seed {seed}, command {n}: {command:?}");
+            }
+        }
+    }
+}
+
+/// What breaks the protocol ends the connection, with the words that Redis has for it.
+#[test]
+fn broken_requests_are_answered_as_redis_does() {
+    let Some(redis) = Redis::start() else { return };
+    let map = Map::default();
+    let gateway = gateway(&map);
+    for broken in [
+        &b"*1\r\n:1\r\n"[..],
+        b"*x\r\n",
+        b"*3000000000\r\n",
+        b"*1\r\n$-5\r\n",
+        b"*1\r\n$x\r\n",
+        b"*1\r\n$99999999999\r\n",
+        b"get \"a\r\n",
+        b"*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n*1\r\nx\r\n",
+        b"PING\r\n*-1\r\n*0\r\n\r\nECHO \"a b\"\r\nQUIT\r\n",
+    ] {
+        let replies = [gateway.address(), redis.address].map(|address| {
+            let mut client = Client::to(address);
+            client.send(broken);
+            let mut replies = Vec::new();
+            while let Some(reply) = client.try_read() {
+                replies.push(reply);
+            }
+            replies
+        });
+        assert_eq!(replies[0], replies[1], "{:?}", String::from_utf8_lossy(broken));
+        assert!(!replies[0].is_empty());
+    }
+}
+
+/// RANGE and RANGEKEYS are what ZRANGE BYLEX is for the members of a sorted set.
+#[test]
+fn ranges_are_those_of_sorted_sets() {
+    let Some(redis) = Redis::start() else { return };
+    let map = Map::default();
+    let gateway = gateway(&map);
+    let (mut ours, mut theirs) = (Client::to(gateway.address()), Client::to(redis.address));
+    let mut rng = Rng::with_seed(7);
+    let mut some =
+        || (0..rng.usize(..4)).map(|_| word(&mut rng, &["a", "b", "\0", "\u{7f}", "c"])).collect::<String>();
+    for _ in 0..150 {
+        let member = some();
+        ours.ask(&["SET", &member, "v"]);
+        theirs.ask(&["ZADD", "set", "0", &member]);
+    }
+    let mut rng = Rng::with_seed(8);
+    for _ in 0..600 {
+        let mut end = || match rng.u8(..10) {
+            0 => "-".to_owned(),
+            1 => "+".to_owned(),
+            2 => word(&mut rng, &["x", "", "[", "("]),
+            n => format!(
+                "{}{}",
+                if n % 2 == 0 { '[' } else { '(' },
+                word(&mut rng, &["a", "ab", "b\0", "", "c", "cc"])
+            ),
+        };
+        let (from, to) = (end(), end());
+        let reverse = rng.bool();
+        let limit = rng.bool().then(|| rng.i64(-1..12).to_string());
+        let mut our: Vec<&str> = vec!["RANGEKEYS", &from, &to];
+        let mut their: Vec<&str> = vec!["ZRANGE", "set", &from, &to, "BYLEX"];
+        if reverse {
+            our.push("REV");
+            their.push("REV");
+        }
+        if let Some(limit) = &limit {
+            our.extend(["LIMIT", limit]);
+            their.extend(["LIMIT", "0", limit]);
+        }
+        let (keys, members) = (ours.ask(&our), theirs.ask(&their));
+        assert_eq!(keys, members, "{our:?}");
+        let is_whole = limit.is_none() && !reverse;
+        if let (true, Value::Array(members)) = (is_whole, members) {
+            let count = i64::try_from(members.len()).expect("few");
+            assert_eq!(ours.ask(&["COUNTRANGE", &from, &to]), Value::Number(count));
+            let pairs = ours.ask(&["RANGE", &from, &to]).items();
+            assert_eq!(pairs.iter().step_by(2).cloned().collect::<Vec<_>>(), members);
+            assert!(pairs.iter().skip(1).step_by(2).all(|value| *value == super::common::bytes("v")));
+        }
+    }
+}
