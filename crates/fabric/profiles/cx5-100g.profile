@@ -1,7 +1,7 @@
 # ConnectX-5, 100 Gbit/s: the machines of Sherman (SIGMOD '22, section 5.1), also of DEX and Dolphin.
 # One number a line, with its source. "Sherman" is that paper. "Prototype" is a throw-away model that was fitted to
-# FG+ in its Table 1 as a whole. With the engine FG+ the fit was repeated here, by atomic.word_ns        = 400       # fitted to FG+, write-intensive, skewed (Sherman, Table 1); two PCIe transactions a word (Sherman 3.2.2), 2.5 M/s on one word
-# since then these numbers are frozen, and everything else is prediction.
+# FG+ in its Table 1 as a whole. With the engine FG+ the fit was repeated here, by atomic.word_ns alone; since then these numbers are
+# frozen, and everything else is prediction. atomic.on_chip_ns, which FG+ does not use, follows from others (docs/cost-model.md).
 
 name                  = cx5-100g  # 100 Gbit/s ConnectX-5 NICs, PCIe 3.0 x16, one switch (Sherman 5.1)
 

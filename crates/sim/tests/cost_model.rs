@@ -537,15 +537,16 @@ fn spin_locks_in_main_memory_collapse_under_skew_long() {
     assert!(hot.p99_ns > 100 * calm.p99_ns, "orders of magnitude: {} and {}", hot.p99_ns, calm.p99_ns);
 }
 
-/// Sherman's Figure 16, first step: locks on the chip are several times faster (the paper says 2.89 times) than in main memory.
+/// Sherman's Figure 16, first step: locks on the chip are several times faster (the paper says 2.89 times) than in main memory. It
+/// takes a while until the crowd at the hottest lock has gathered.
 #[test]
 fn locks_on_the_chip_are_faster() {
     let run = |region: RegionId| {
         let setting =
-            LockSetting { measured_ns: 4 * MILLISECOND, ..LockSetting::figure_16(profile(), region) };
+            LockSetting { measured_ns: 50 * MILLISECOND, ..LockSetting::figure_16(profile(), region) };
         locks::run(&setting).unwrap()
     };
     let (main, chip) = (run(RegionId::MAIN), run(RegionId::LOCK));
-    assert_between("on chip over main memory", chip.per_second / main.per_second, 2.0, 100.0);
+    assert_between("on chip over main memory", chip.per_second / main.per_second, 2.0, 4.4);
     assert!(chip.p99_ns < main.p99_ns);
 }
