@@ -182,3 +182,14 @@ fn a_fenced_merge_strands_nobody() {
                  lose:c2@v450+1546869 pause:c2@v1081+5833090";
     tree(&Config::tiny(), &trial.parse().expect("a trial"));
 }
+
+/// Found by a long run: a session that was fenced while it stood still went on reading, met a node that was free by then, and as its lock
+/// came from another of its tasks, without a verb, took far memory for damaged. It is fenced, and is told so.
+#[test]
+fn a_fenced_reader_does_not_take_freed_memory_for_damage() {
+    let trial = "seed=1003887 servers=3 sessions=4 tasks=4 ops=150 keys=24 tear=true churn=true pause:c2@v452+4832827 \
+                 pause:c3@v2043+2550254";
+    let mut config = Config::tiny();
+    config.sabotage.zero_freed = true;
+    tree(&config, &trial.parse().expect("a trial"));
+}

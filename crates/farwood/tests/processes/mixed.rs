@@ -8,10 +8,14 @@ use farwood_sim::threads::{self, Crew};
 use serde_json::{Value, json};
 use std::ops::Bound;
 
-/// Small nodes, few locks and little cache, so that operations meet.
+/// Small nodes, few locks and little cache, so that operations meet; `roomy` is for transports where every round trip counts.
 pub(crate) fn tree(name: &str) -> Sherman {
-    let switches = if name == "fg+" { Switches::FG_PLUS } else { Switches::SHERMAN };
-    Sherman::new(Config { locks: 64, cache_bytes: 4096, switches, ..Config::tiny() }.with_entries(6))
+    let tiny = Config::tiny();
+    Sherman::new(match name {
+        "roomy" => Config { locks: 1024, cache_bytes: 1 << 20, ..tiny }.with_entries(12),
+        "fg+" => Config { locks: 64, cache_bytes: 4096, switches: Switches::FG_PLUS, ..tiny }.with_entries(6),
+        _ => Config { locks: 64, cache_bytes: 4096, ..tiny }.with_entries(6),
+    })
 }
 
 /// Lets two processes, with two threads each, do `ops` operations a thread on a tree, and judges what they were told.
@@ -125,7 +129,7 @@ fn over_shared_memory() {
 
 #[test]
 fn over_tcp() {
-    for (name, ops) in [("sherman", 5_000), ("fg+", 2_500)] {
+    for (name, ops) in [("sherman", 5_000), ("fg+", 2_500), ("roomy", 2_500)] {
         two_processes_agree(&Servers::start(&["--lease-ms", "600000"]), Over::Tcp, name, ops);
     }
 }

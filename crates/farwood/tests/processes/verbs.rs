@@ -96,7 +96,7 @@ fn a_killed_client_is_fenced_and_the_others_go_on() {
 fn a_tree_is_linearizable() {
     let Some(device) = device() else { return };
     let servers = Servers::start_on(&device, &["--lease-ms", "600000"]);
-    two_processes_agree(&servers, Over::Verbs, "sherman", 25_000);
+    two_processes_agree(&servers, Over::Verbs, "roomy", 25_000);
 }
 
 /// A server is killed while verbs are under way: everything comes back, and the other server goes on.
