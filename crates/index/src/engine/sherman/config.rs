@@ -16,7 +16,7 @@ const MAX_FIELD_BYTES: usize = 3072;
 /// The largest node.
 const MAX_NODE_BYTES: usize = 256 << 10;
 /// Begins what the catalog keeps; changes with the layout.
-const FORMAT: u32 = 0x5348_0001;
+const FORMAT: u32 = 0x5348_0002;
 
 /// The paper's techniques (sections 4.2 to 4.5), each of which can be left out, and one step beyond it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,7 +1,7 @@
 //! Where things are in a node, and how they are proven whole. Pure arithmetic on bytes.
 //!
 //! ```text
-//! node    +0   flags 1 B (bit 0: which half of the header holds, bit 1: dead), level 1 B, incarnation 5 B, linked 1 B
+//! node    +0   flags 1 B (bit 0: which half of the header holds, bit 1: dead, 6 bits of its generation), level 1 B, incarnation 5 B, linked 1 B
 //!         +8   low fence                     K bytes, inclusive; never changes in a node's life
 //!         ..   half 0: high fence K, sibling 8, seal 8
 //!         ..   half 1: the same
@@ -20,7 +20,9 @@
 //! - An entry and its META are neighbours, so that writing either entry of a block is one short WRITE. (The paper's entries have
 //!   a 4-bit version at each end instead, which cannot tell a torn value when words land in any order.)
 //! - The header has two halves, and one byte says which holds: a change of fences is written beside the old ones and
-//!   takes effect with that byte, so that a writer that dies in the middle has changed nothing.
+//!   takes effect with that byte, so that a writer that dies in the middle has changed nothing. The byte also has the low bits of that
+//!   half's generation: words of a READ come in any order, and a reader may find the new byte beside what stood in that half before,
+//!   which is two generations older and valid in itself.
 //! - META carries the generation in its key: a reader that finds the header and a block valid knows that both belong to the
 //!   same fences.
 //! - Inner nodes have the layout of leaves, with child addresses as values. They are sorted where they are used, on the
@@ -39,6 +41,7 @@ const WORD: usize = 8;
 
 pub(super) const ACTIVE_HALF: u8 = 1;
 pub(super) const DEAD: u8 = 2;
+const FLAG_BITS: u32 = 2;
 /// An incarnation is drawn at random when a node is made.
 pub(super) const INCARNATION_MASK: u64 = (1 << 40) - 1;
 
@@ -48,6 +51,12 @@ pub(super) const GENERATION_MASK: u16 = (1 << 15) - 1;
 const UNBOUNDED: u16 = 1 << 15;
 const VERSION_MASK: u16 = (1 << 14) - 1;
 const _: () = assert!(INCARNATION_AT + 5 == LINKED_AT && LINKED_AT + 1 == LOW_AT);
+
+/// The flags of a live node whose half of this generation holds. Generations and halves take turns.
+#[expect(clippy::cast_possible_truncation, reason = "the low bits are wanted")]
+pub(super) const fn flags_of(generation: u16) -> u8 {
+    (generation as u8) << FLAG_BITS | (generation as u8 & ACTIVE_HALF)
+}
 
 /// Where things are in nodes with these sizes of keys and values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

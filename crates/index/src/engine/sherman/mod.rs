@@ -477,17 +477,6 @@ impl OrderedIndex for Tree {
     }
 }
 
-impl Tree {
-    /// That far memory is damaged, unless it only looks so to a session that was fenced: its reads may still succeed, though what it read is
-    /// no longer kept from being used again, and a lock can go from task to task without a verb that would fail.
-    async fn damaged(&self, op: &Op, what: String) -> IndexError {
-        match self.shared.pool.session().heartbeat(op.endpoint()).await.map_err(IndexError::from) {
-            Err(IndexError::Fenced) => IndexError::Fenced,
-            _ => corrupt(what),
-        }
-    }
-}
-
 fn corrupt(what: String) -> IndexError {
     IndexError::Corrupt { what }
 }

@@ -1,6 +1,6 @@
 //! One node: proof that it was read whole, search, and every change as the WRITEs that make it. Pure: bytes in, bytes out.
 //!
-//! **Reading.** A header is whole if the half that its flags name fits its seal. A block is whole if it fits its META, which
+//! **Reading.** A header is whole if the half that its flags name fits its seal, and is of the generation that they name. A block is whole if it fits its META, which
 //! is keyed by the header's generation. *Found* needs the header and that block; *absent* needs the header and all blocks.
 //!
 //! **Why that is right.** While a generation lasts, its fences stay, an entry stays in its slot, and blocks change one by
@@ -21,7 +21,7 @@ mod change;
 
 use super::layout::{
     ACTIVE_HALF, DEAD, FLAGS_AT, INCARNATION_AT, INCARNATION_MASK, LEVEL_AT, LINKED_AT, LOW_AT, Layout,
-    Presence, address, of_half_bits, split_seal, word,
+    Presence, address, flags_of, of_half_bits, split_seal, word,
 };
 use crate::shared::whole::Place;
 use farwood_fabric::{Buf, GlobalAddr};
@@ -120,10 +120,11 @@ impl<B: Deref<Target = [u8]>> Node<B> {
         let seed = Layout::seed(place, incarnation, level);
         let half = usize::from(bytes[FLAGS_AT] & ACTIVE_HALF);
         let (bits, checksum) = split_seal(word(&bytes, layout.seal_at(half)));
-        if level > MAX_LEVEL || layout.half_checksum(&bytes, seed, half, bits) != checksum {
+        let (generation, unbounded) = of_half_bits(bits);
+        let is_current = bytes[FLAGS_AT] & !DEAD == flags_of(generation);
+        if level > MAX_LEVEL || !is_current || layout.half_checksum(&bytes, seed, half, bits) != checksum {
             return Err(bytes);
         }
-        let (generation, unbounded) = of_half_bits(bits);
         let Layouts { keyed_by_version, checked, .. } = *layouts;
         Ok(Self { bytes, layout, seed, half, generation, unbounded, keyed_by_version, checked })
     }

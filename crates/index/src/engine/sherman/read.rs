@@ -185,7 +185,7 @@ impl Tree {
     pub(super) async fn locate_leaf(&self, op: &Op, key: &[u8], descent: u32) -> Result<Target, IndexError> {
         match self.locate(op, key, 0, descent).await? {
             Some(target) => Ok(target),
-            None => Err(self.damaged(op, "the tree has no leaves".into()).await),
+            None => Err(super::corrupt("the tree has no leaves".into())),
         }
     }
 
@@ -247,7 +247,7 @@ impl Tree {
             self.shared.cache.keep(&node, flushes, || op.endpoint().random());
             let Some(slot) = node.child_slot(key) else {
                 let what = format!("the inner node at {} has no child for its low fence", at.addr);
-                return Err(self.damaged(op, what).await);
+                return Err(super::corrupt(what));
             };
             let child = Target::linked(node.child(slot));
             if node.level() == level + 1 {

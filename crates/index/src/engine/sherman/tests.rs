@@ -58,6 +58,25 @@ fn copy(layouts: &Layouts, at: u64, node: &Node<Vec<u8>>) -> Node<Vec<u8>> {
     Node::accept(layouts, place(at), node.bytes().to_vec()).expect("whole")
 }
 
+/// Found by a long run: words of a READ come in any order, so a reader may see the flag of a split and, in the half that it names, the fences
+/// and the sibling of the split before, which are valid in themselves.
+#[test]
+fn a_flag_does_not_bring_back_the_half_before_last() {
+    let layouts = layouts(8, 8, 6);
+    let mut node = leaf(&layouts, 1, (0, None), &[1, 2, 3, 4]);
+    for (n, high) in [(7, 9), (8, 8), (9, 7)] {
+        let before = node.bytes().to_vec();
+        drop(node.shrink(&key(high, &layouts), place(n).addr));
+        let mut mixed = before.clone();
+        mixed[..8].copy_from_slice(&node.bytes()[..8]);
+        assert!(Node::accept(&layouts, place(1), mixed).is_err(), "a new flag and an old half, at {high}");
+        let mut mixed = node.bytes().to_vec();
+        mixed[..8].copy_from_slice(&before[..8]);
+        let old = Node::accept(&layouts, place(1), mixed).expect("the old half is still there");
+        assert_ne!(old.sibling(), place(n).addr);
+    }
+}
+
 /// The node after a writer died: all patches before `patch` landed, of that one some words, of the others nothing.
 fn after_death(before: &[u8], patches: &[Patch], patch: usize, words: Words) -> Vec<u8> {
     let mut bytes = before.to_vec();

@@ -75,8 +75,10 @@ impl Tree {
             return if target.trust == Trust::Hint {
                 Ok(Reached::Elsewhere)
             } else {
-                let what = format!("the header of the node at {} is torn under its lock", target.addr);
-                Err(self.damaged(op, what).await)
+                Err(super::corrupt(format!(
+                    "the header of the node at {} is torn under its lock",
+                    target.addr
+                )))
             };
         };
         Ok(Reached::Node(Locked { held, addr: target.addr, node }))
@@ -146,7 +148,7 @@ impl Tree {
     async fn change(&self, op: &Op, key: &[u8], decide: Decide<'_>) -> Result<bool, IndexError> {
         for _ in 0..MAX_STEPS {
             let Some(mut locked) = self.lock_covering(op, key, 0).await? else {
-                return Err(self.damaged(op, "the tree has no leaves".into()).await);
+                return Err(super::corrupt("the tree has no leaves".into()));
             };
             let mut found = locked.node.find(key);
             if found == Lookup::Torn {
@@ -158,8 +160,10 @@ impl Tree {
                 Lookup::Absent => None,
                 Lookup::Torn => {
                     self.unlock(op, locked.held).await?;
-                    let what = format!("the node at {} is torn under its lock", locked.addr);
-                    return Err(self.damaged(op, what).await);
+                    return Err(super::corrupt(format!(
+                        "the node at {} is torn under its lock",
+                        locked.addr
+                    )));
                 }
             };
             let decision = decide(slot.map(|slot| locked.node.value(slot)));

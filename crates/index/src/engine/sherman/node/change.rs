@@ -2,8 +2,8 @@
 
 use super::{Layouts, Node, Patch, Patches, Plan};
 use crate::engine::sherman::layout::{
-    ACTIVE_HALF, DEAD, FLAGS_AT, GENERATION_MASK, INCARNATION_AT, INCARNATION_MASK, LEVEL_AT, LINKED_AT,
-    LOW_AT, Layout, Presence, half_bits, join_seal, set_word,
+    DEAD, FLAGS_AT, GENERATION_MASK, INCARNATION_AT, INCARNATION_MASK, LEVEL_AT, LINKED_AT, LOW_AT, Layout,
+    Presence, flags_of, half_bits, join_seal, set_word,
 };
 use crate::shared::whole::Place;
 use farwood_fabric::GlobalAddr;
@@ -183,7 +183,7 @@ impl<B: DerefMut<Target = [u8]>> Node<B> {
         self.set_half(half, high, sibling, self.generation);
         self.half = half;
         self.unbounded = high.is_none();
-        self.bytes[FLAGS_AT] ^= ACTIVE_HALF;
+        self.bytes[FLAGS_AT] = flags_of(self.generation);
         let range = self.layout.half(half);
         SmallVec::from_iter([self.patch(range.start, range.len()), self.flags_patch()])
     }
