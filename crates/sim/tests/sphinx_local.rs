@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 const INDEX: &str = "tree";
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
+type DrawKey<'a> = &'a dyn Fn(&mut Rng) -> Vec<u8>;
 
 fn cluster(chunks: u32, chunk_bytes: u64) -> Cluster {
     let server = |n| -> Arc<dyn ServerLogic> {
@@ -102,7 +103,7 @@ fn value(rng: &mut Rng) -> Vec<u8> {
     (0..len).map(|_| rng.u8(..)).collect()
 }
 
-async fn one_step(tree: &Tree, model: &mut Model, rng: &mut Rng, key_of: &dyn Fn(&mut Rng) -> Vec<u8>) {
+async fn one_step(tree: &Tree, model: &mut Model, rng: &mut Rng, key_of: DrawKey<'_>) {
     let (key, value) = (key_of(rng), value(rng));
     let held = model.get(&key).cloned();
     match rng.u32(0..100) {
@@ -151,7 +152,7 @@ async fn one_step(tree: &Tree, model: &mut Model, rng: &mut Rng, key_of: &dyn Fn
 fn a_tree_and_a_btreemap_agree() {
     let keys = |spelling: Spelling, count: u64| move |rng: &mut Rng| spelling.key(rng.u64(0..count));
     let binary = |rng: &mut Rng| -> Vec<u8> { (0..rng.usize(0..5)).map(|_| rng.u8(..) & 0x83).collect() };
-    let kinds: [(&dyn Fn(&mut Rng) -> Vec<u8>, u32); 7] = [
+    let kinds: [(DrawKey<'_>, u32); 7] = [
         (&keys(Spelling::Numbers, 600), 12_000),
         (&keys(Spelling::Prefixes, 400), 12_000),
         (&keys(Spelling::Ladder, 600), 12_000),
@@ -291,7 +292,7 @@ fn wrong_settings_are_refused_with_what_is_wrong() {
     let cluster = cluster(10, 16 << 10);
     Executor::new().block_on(async {
         let opened = Opened::create(&cluster, Config::default()).await.expect("created");
-        let too_long = opened.tree.put(b"k", &[0; 20_000]).await;
+        let too_long = opened.tree.put(b"k", &vec![0; 20_000]).await;
         assert!(
             matches!(&too_long, Err(IndexError::BadValue { why }) if why.contains("larger")),
             "{too_long:?}"

@@ -156,16 +156,12 @@ fn set_sphinx(config: &mut sphinx::Config, engine: &str, switch: &str, value: &s
         *technique = value.parse().map_err(|_| bad("a technique is true or false"))?;
         return Ok(());
     }
-    match switch {
-        "filter_bytes" => config.filter_bytes = value.parse::<Size>().map_err(|error| bad(&error))?.0,
-        _ => {
-            let techniques = sphinx::Switches::NAMES.join(", ");
-            return Err(format!(
-                "--set: {engine} has no switch '{switch}'; it has: {techniques}, filter_bytes"
-            ));
-        }
+    if switch == "filter_bytes" {
+        config.filter_bytes = value.parse::<Size>().map_err(|error| bad(&error))?.0;
+        return Ok(());
     }
-    Ok(())
+    let techniques = sphinx::Switches::NAMES.join(", ");
+    Err(format!("--set: {engine} has no switch '{switch}'; it has: {techniques}, filter_bytes"))
 }
 
 /// Runs `$body` with `$engine` bound to the engine itself, whichever it is.
@@ -207,7 +203,7 @@ mod tests {
         assert!(
             set("sherman", "lock_and_read", "false").is_ok() && set("fg+", "cache_bytes", "1MiB").is_ok()
         );
-        assert!(set("sphinx", "filter", "false").is_ok() && set("sphinx", "filter_bytes", "20MB").is_ok());
+        assert!(set("sphinx", "filter", "false").is_ok() && set("sphinx", "filter_bytes", "20MiB").is_ok());
         for (engine, switch, value) in [
             ("btreemap", "shards", "0"),
             ("btreemap", "shads", "8"),

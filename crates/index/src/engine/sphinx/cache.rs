@@ -281,14 +281,14 @@ impl Tree {
     pub(super) async fn forget(&self, op: &Op, hash: u64, node: NodeRef) -> Result<(), IndexError> {
         let Some(finder) = &self.shared.finder else { return Ok(()) };
         let table = finder.table(&self.shared, hash);
-        unless_fenced(Box::pin(table.remove(op, self, hash, entry_of(hash, node))).await.map(drop))
+        unless_fenced(Box::pin(table.remove(op, self, hash, entry_of(hash, node))).await)
     }
 }
 
 /// A hash entry that could not be written is one that is missing, or out of date: no failure of the operation.
-fn unless_fenced(outcome: Result<(), IndexError>) -> Result<(), IndexError> {
+fn unless_fenced<T>(outcome: Result<T, IndexError>) -> Result<(), IndexError> {
     match outcome {
-        Err(IndexError::Fenced) => Err(IndexError::Fenced),
+        Err(error @ IndexError::Fenced) => Err(error),
         _ => Ok(()),
     }
 }

@@ -371,8 +371,8 @@ mod tests {
             let slot = Slot::to_leaf(Step::Byte(byte), leaf).expect("packed").reached_by(Step::Byte(other));
             prop_assert_eq!((slot.target(), slot.byte()), (Some(Target::Leaf(leaf)), other));
             prop_assert_eq!(Slot::to_leaf(Step::Byte(0), leaf), Slot::to_leaf(Step::End, leaf));
-            let beside = LeafRef { addr: addr.add(8), ..leaf };
-            prop_assert!(Slot::to_leaf(Step::End, beside).is_none());
+            let misplaced = LeafRef { addr: addr.add(8), ..leaf };
+            prop_assert!(Slot::to_leaf(Step::End, misplaced).is_none());
         }
 
         #[test]

@@ -94,13 +94,11 @@ impl Tree {
     /// Takes the lock of a node and reads it.
     pub(super) async fn lock_node(&self, op: &Op, node: NodeRef) -> Result<(Held, Node<Buf>), IndexError> {
         let (held, bytes) = self.lock(op, node.addr, node.kind.bytes()).await?;
-        match Node::accept(node.kind, bytes) {
-            Some(image) => Ok((held, image)),
-            None => {
-                self.shared.locks.unlock(op, held).await?;
-                Err(corrupt(format!("there is no {:?} at {}", node.kind, node.addr)))
-            }
+        if let Some(image) = Node::accept(node.kind, bytes) {
+            return Ok((held, image));
         }
+        self.shared.locks.unlock(op, held).await?;
+        Err(corrupt(format!("there is no {:?} at {}", node.kind, node.addr)))
     }
 
     /// Freezes a node under its lock, and gives the lock back.
@@ -165,10 +163,8 @@ impl Tree {
         for server in [server].into_iter().chain(others) {
             match self.shared.pool.heap().allocate(op, server, class).await {
                 Ok(addr) => return Ok(Fresh { class, addr }),
-                Err(error) => match is_full(&error) {
-                    true => full = full.or(Some(error)),
-                    false => return Err(error.into()),
-                },
+                Err(error) if is_full(&error) => full = full.or(Some(error)),
+                Err(error) => return Err(error.into()),
             }
         }
         Err(full.map_or(IndexError::Contended { what: "a memory server", attempts: 0 }, IndexError::from))
@@ -190,7 +186,9 @@ impl Tree {
         match &turned {
             Ok(Turned::Done { .. }) => {}
             Err(IndexError::Unknown | IndexError::Fenced) => {
-                fresh.iter().for_each(|_| self.shared.pool.heap().abandon())
+                for _ in fresh {
+                    self.shared.pool.heap().abandon();
+                }
             }
             _ => self.give_back(fresh),
         }

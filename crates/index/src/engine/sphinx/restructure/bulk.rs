@@ -193,7 +193,9 @@ impl Tree {
         match loaded {
             Ok(()) => {}
             Err(error @ (IndexError::Unknown | IndexError::Fenced)) => {
-                builder.made.iter().for_each(|_| self.shared.pool.heap().abandon());
+                for _ in &builder.made {
+                    self.shared.pool.heap().abandon();
+                }
                 return Err(error);
             }
             Err(error) => {
