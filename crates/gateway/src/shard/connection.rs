@@ -208,16 +208,14 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
         if self.under_way.len() > 0 {
             self.make_way(key).await;
         }
-        let tag = Tag { key, number, started };
-        let future = (self.execute)(Rc::clone(&self.shard), spec, request);
-        let mut future = Some(future);
-        let mut tag = Some(tag);
+        let (execute, shard) = (self.execute, &self.shard);
         let under_way = &mut self.under_way;
+        let mut given = Some((request, Tag { key, number, started }));
         let ended = std::future::poll_fn(|context| {
-            Poll::Ready(match (future.take(), tag.take()) {
-                (Some(future), Some(tag)) => under_way.start(future, tag, context),
-                _ => None,
-            })
+            let started = given.take().and_then(|(request, tag)| {
+                under_way.start(|| execute(Rc::clone(shard), spec, request), tag, context)
+            });
+            Poll::Ready(started)
         })
         .await;
         if let Some((reply, tag)) = ended {

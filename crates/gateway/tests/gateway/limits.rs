@@ -89,7 +89,8 @@ fn a_client_that_does_not_read_is_not_listened_to_and_then_disconnected() {
     other.ask(&[b"SET".to_vec(), b"long".to_vec(), vec![b'x'; 1 << 20]]);
     let mut deaf = TcpStream::connect(gateway.address()).expect("it listens");
     deaf.set_nonblocking(true).expect("it can");
-    let request = encode(&["GET", "long"]);
+    // Much at a time, or what lies between the two would hold all of it.
+    let request = encode(&["GET", "long"]).repeat(5000);
     let mut refused = false;
     wait_for("the end of the deaf client", || {
         let written = deaf.write(&request);
