@@ -126,7 +126,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
             chunk.reserve(wanted);
         }
         let room = chunk.capacity() - chunk.len();
-        let bytes = rustix::io::read(&self.socket.socket, spare_capacity(chunk))?;
+        let bytes = rustix::io::read(&self.socket.inner, spare_capacity(chunk))?;
         if bytes < room {
             self.socket.read_all();
         }
@@ -268,7 +268,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
     async fn write(&mut self) -> io::Result<()> {
         let mut written = 0;
         while written < self.output.len() {
-            match (&self.socket.socket.stream).write(&self.output[written..]) {
+            match (&self.socket.inner.stream).write(&self.output[written..]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(bytes) => {
                     written += bytes;
