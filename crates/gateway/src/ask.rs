@@ -35,7 +35,9 @@ pub fn info(gateway: SocketAddr, password: Option<&[u8]>) -> io::Result<Vec<(Str
 /// Sends one command; its reply, a line or bytes.
 fn ask(stream: &mut TcpStream, replies: &mut impl BufRead, arguments: &[&[u8]]) -> io::Result<String> {
     let mut request = format!("*{}\r\n", arguments.len()).into_bytes();
-    arguments.iter().for_each(|argument| write_bytes(&mut request, argument));
+    for argument in arguments {
+        write_bytes(&mut request, argument);
+    }
     stream.write_all(&request)?;
     let mut line = String::new();
     replies.take(MAX_BYTES).read_line(&mut line)?;

@@ -81,11 +81,17 @@ impl<F: Future, T> Together<F, T> {
         self.entries.iter().filter(|entry| matches!(entry.state, State::Running(_))).map(|entry| &entry.tag)
     }
 
-    /// Starts a future: it is polled once. If it has ended by that and nothing is in front of it, its output is here at once.
+    /// Starts a future: it is polled once. If it has ended by that and nothing is in front of it, its output is here at once. It is
+    /// made where it runs, since futures of engines are kilobytes long and would be copied at every step on the way.
     #[inline]
-    pub(crate) fn start(&mut self, future: F, tag: T, context: &mut Context<'_>) -> Option<(F::Output, T)> {
+    pub(crate) fn start(
+        &mut self,
+        make: impl FnOnce() -> F,
+        tag: T,
+        context: &mut Context<'_>,
+    ) -> Option<(F::Output, T)> {
         let mut place = self.boxes.take();
-        place.as_mut().set(Some(future));
+        place.as_mut().set(Some(make()));
         match poll(&mut place, context) {
             Poll::Ready(output) => {
                 self.boxes.give_back(place);
@@ -148,7 +154,7 @@ pub(crate) async fn run_all<F: Future, E>(
             while !is_through && together.len() < width {
                 match futures.next() {
                     Some(future) => {
-                        if let Some((output, ())) = together.start(future, (), context) {
+                        if let Some((output, ())) = together.start(|| future, (), context) {
                             note(output);
                         }
                     }

@@ -125,12 +125,11 @@ fn read_record(input: &mut impl BufRead) -> Result<Option<Vec<String>>, String> 
 fn split_record(text: &str) -> Result<Vec<String>, String> {
     let (mut fields, mut rest) = (Vec::new(), text);
     loop {
-        let (field, behind) = match rest.strip_prefix('"') {
-            Some(inside) => take_quoted(inside)?,
-            None => {
-                let end = rest.find(',').unwrap_or(rest.len());
-                (rest[..end].to_owned(), &rest[end..])
-            }
+        let (field, behind) = if let Some(inside) = rest.strip_prefix('"') {
+            take_quoted(inside)?
+        } else {
+            let end = rest.find(',').unwrap_or(rest.len());
+            (rest[..end].to_owned(), &rest[end..])
         };
         fields.push(field);
         match behind.strip_prefix(',') {

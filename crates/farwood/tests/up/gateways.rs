@@ -14,7 +14,7 @@ fn farwood(arguments: &[&str]) {
 fn pool(temporary: &Folder) -> (Running, [String; 2]) {
     let socket = format!("{}/memory.sock", temporary.text());
     let serve =
-        ["serve", "--shm", &socket, "--listen", "127.0.0.1:0", "--memory", "128MiB", "--lease-ms", "1500"];
+        ["serve", "--shm", &socket, "--listen", "127.0.0.1:0", "--memory", "512MiB", "--lease-ms", "1500"];
     let server = Running::start(&serve, 1, temporary);
     let tcp = server.lines[0].rsplit(' ').next().expect("an address").to_owned();
     farwood(&["create", &tcp, "store", "--engine", "sphinx"]);

@@ -69,7 +69,7 @@ impl Running {
 
     /// `farwood up` on any free port.
     pub(crate) fn up(arguments: &[&str], temporary: &Folder) -> Self {
-        let small = ["up", "--memory", "128MiB", "--listen", "127.0.0.1:0"];
+        let small = ["up", "--memory", "512MiB", "--listen", "127.0.0.1:0"];
         let mut running = Self::start(&[&small, arguments].concat(), 5, temporary);
         let connect = running.lines.iter().find(|line| line.contains("redis-cli")).expect("how to connect");
         let port = connect.split("-p ").nth(1).and_then(|rest| rest.split(' ').next());

@@ -5,6 +5,7 @@
 //! still the same.
 
 use super::Refused;
+use crate::common::wall_clock_ms;
 use crate::envelope::{self, Millis, Opened};
 use crate::shard::Shard;
 use crate::store::Store;
@@ -59,7 +60,7 @@ impl<S: Store> Shard<S> {
         let handle = self.handle()?;
         let Some(stored) = handle.get(key).await? else { return Ok(None) };
         let opened = envelope::open(&stored);
-        if opened.expires_at.is_none() || !opened.has_expired(self.now_ms()) {
+        if opened.expires_at.is_none() || !opened.has_expired(wall_clock_ms()) {
             return Ok(Some(Held { stored, opened }));
         }
         self.bury(&handle, key, &stored).await?;
@@ -93,8 +94,8 @@ impl<S: Store> Shard<S> {
         for attempt in 0..MAX_ATTEMPTS {
             let stored = handle.get(key).await?;
             let opened = stored.as_deref().map(envelope::open);
-            let has_expired =
-                opened.is_some_and(|opened| opened.expires_at.is_some() && opened.has_expired(self.now_ms()));
+            let has_expired = opened
+                .is_some_and(|opened| opened.expires_at.is_some() && opened.has_expired(wall_clock_ms()));
             let held = stored.zip(opened).map(|(stored, opened)| Held { stored, opened });
             let (change, said) = decide(held.as_ref().filter(|_| !has_expired))?;
             let expected = held.as_ref().map(|held| held.stored.as_slice());

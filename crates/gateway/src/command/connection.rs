@@ -53,7 +53,7 @@ pub(crate) fn execute(common: &Common, talk: &mut Talk, command: Command, reques
         Command::Hello => hello(common, talk, request),
         Command::Client => client(common, talk, request),
         Command::Config => server::config(common, request),
-        Command::CommandInfo => server::command(request),
+        Command::Commands => server::command(request),
         Command::Time => {
             let now = wall_clock();
             let parts = [now.as_secs(), u64::from(now.subsec_micros())];

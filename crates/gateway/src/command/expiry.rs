@@ -2,6 +2,7 @@
 
 use super::access::{Change, Held};
 use super::{Answer, NO_NUMBER, Refused, SYNTAX};
+use crate::common::wall_clock_ms;
 use crate::envelope::Millis;
 use crate::number;
 use crate::resp::{Reply, Request};
@@ -74,6 +75,7 @@ fn invalid(command: &str) -> Refused {
 
 /// The conditions of EXPIRE.
 #[derive(Default, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 struct Conditions {
     if_none: bool,
     if_some: bool,
@@ -123,7 +125,7 @@ pub(super) async fn expire<S: Store>(
 ) -> Answer {
     let conditions = Conditions::parse(request)?;
     let time = number::parse(&request[2]).ok_or(NO_NUMBER)?;
-    let now = shard.now_ms();
+    let now = wall_clock_ms();
     let millis = if unit == Unit::Seconds { time.checked_mul(1000) } else { Some(time) };
     let base = if moment == Moment::FromNow { now } else { 0 };
     let name = request[0].to_ascii_lowercase();
@@ -154,7 +156,7 @@ pub(super) async fn left<S: Store>(
 ) -> Answer {
     let Some(held) = shard.look_up(&request[1]).await? else { return Ok(Reply::Number(-2)) };
     let Some(at) = held.opened.expires_at else { return Ok(Reply::Number(-1)) };
-    let millis = if moment == Moment::FromNow { (at - shard.now_ms()).max(0) } else { at };
+    let millis = if moment == Moment::FromNow { (at - wall_clock_ms()).max(0) } else { at };
     let is_rounded = unit == Unit::Seconds;
     Ok(Reply::Number(if is_rounded { millis.saturating_add(500) / 1000 } else { millis }))
 }

@@ -1,6 +1,7 @@
 //! Commands about the keys as a whole.
 
 use super::{Answer, NO_NUMBER, Refused, SYNTAX};
+use crate::common::wall_clock_ms;
 use crate::envelope;
 use crate::glob;
 use crate::number;
@@ -32,12 +33,10 @@ fn prefixed(prefix: &[u8]) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
     (start, Bound::Unbounded)
 }
 
-impl<S: Store> Shard<S> {
-    /// Whether what is stored has not expired.
-    pub(super) fn is_live(&self, stored: &[u8]) -> bool {
-        let opened = envelope::open(stored);
-        opened.expires_at.is_none() || !opened.has_expired(self.now_ms())
-    }
+/// Whether what is stored has not expired.
+pub(super) fn is_live(stored: &[u8]) -> bool {
+    let opened = envelope::open(stored);
+    opened.expires_at.is_none() || !opened.has_expired(wall_clock_ms())
 }
 
 pub(super) async fn type_of<S: Store>(shard: &Shard<S>, request: &Request) -> Answer {
@@ -52,7 +51,7 @@ pub(super) async fn keys<S: Store>(shard: &Shard<S>, request: &Request) -> Answe
     let mut found = Items::default();
     while let Some(page) = walk.next(usize::MAX).await? {
         for (key, value) in &page {
-            if glob::matches(pattern, key) && shard.is_live(value) {
+            if glob::matches(pattern, key) && is_live(value) {
                 found.push(key);
             }
         }
@@ -115,7 +114,7 @@ pub(super) async fn scan<S: Store>(shard: &Shard<S>, request: &Request) -> Answe
         left -= page.len();
         for (key, value) in &page {
             let matches = options.pattern.is_none_or(|pattern| glob::matches(pattern, key));
-            if matches && options.is_of_strings && shard.is_live(value) {
+            if matches && options.is_of_strings && is_live(value) {
                 found.push(key);
             }
         }
@@ -153,7 +152,7 @@ pub(super) async fn random_key<S: Store>(shard: &Shard<S>) -> Answer {
 }
 
 fn pick<'a, S: Store>(shard: &Shard<S>, page: &'a [KeyValue]) -> Option<&'a [u8]> {
-    let live: Vec<&KeyValue> = page.iter().filter(|(_, value)| shard.is_live(value)).collect();
+    let live: Vec<&KeyValue> = page.iter().filter(|(_, value)| is_live(value)).collect();
     let at = usize::try_from(shard.endpoint.random_below(live.len() as u64)).unwrap_or(0);
     live.get(at).map(|(key, _)| key.as_slice())
 }
@@ -205,7 +204,7 @@ pub(crate) async fn count<S: Store>(shard: &Shard<S>) -> Result<usize, Refused> 
     let mut walk = shard.walk(Bound::Unbounded, Bound::Unbounded, false);
     let mut count = 0;
     while let Some(page) = walk.next(usize::MAX).await? {
-        count += page.iter().filter(|(_, value)| shard.is_live(value)).count();
+        count += page.iter().filter(|(_, value)| is_live(value)).count();
     }
     // So that the next one need not count them all.
     if count > COUNTED_KEYS {

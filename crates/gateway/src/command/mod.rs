@@ -76,7 +76,8 @@ pub(crate) fn unknown(request: &Request) -> Refused {
         if arguments.len() >= SHOWN_BYTES {
             break;
         }
-        arguments += &format!("'{}' ", cut(argument, SHOWN_BYTES - arguments.len()));
+        let shown = cut(argument, SHOWN_BYTES - arguments.len());
+        arguments.extend(["'", &shown, "' "]);
     }
     let name = cut(&request[0], SHOWN_BYTES);
     Refused(format!("ERR unknown command '{name}', with args beginning with: {arguments}").into())
@@ -139,7 +140,7 @@ async fn execute_other<S: Store>(shard: &Shard<S>, spec: &'static Spec, request:
         // The connection carries those out.
         Command::Auth
         | Command::Client
-        | Command::CommandInfo
+        | Command::Commands
         | Command::Config
         | Command::Echo
         | Command::Hello

@@ -10,7 +10,9 @@
 //! Ends are written as for ZRANGEBYLEX: `[key` with the key, `(key` without it, `-` before all keys, `+` behind all. With REV the upper
 //! end comes first, as in ZRANGE.
 
+use super::keyspace::is_live;
 use super::{Answer, NO_NUMBER, Refused, SYNTAX};
+use crate::common::wall_clock_ms;
 use crate::number;
 use crate::resp::reply::Items;
 use crate::resp::{Reply, Request};
@@ -108,7 +110,7 @@ pub(super) async fn range<S: Store>(shard: &Shard<S>, request: &Request, with_va
         while let Some(page) = walk.next(left).await? {
             for (key, stored) in &page {
                 let opened = crate::envelope::open(stored);
-                if opened.expires_at.is_some() && opened.has_expired(shard.now_ms()) {
+                if opened.expires_at.is_some() && opened.has_expired(wall_clock_ms()) {
                     continue;
                 }
                 found.push(key);
@@ -130,7 +132,7 @@ pub(super) async fn count<S: Store>(shard: &Shard<S>, request: &Request) -> Answ
     let mut count = 0;
     if let Some((mut walk, _)) = Wanted::parse(request, false)?.walk(shard) {
         while let Some(page) = walk.next(usize::MAX).await? {
-            count += page.iter().filter(|(_, stored)| shard.is_live(stored)).count();
+            count += page.iter().filter(|(_, stored)| is_live(stored)).count();
         }
     }
     Ok(Reply::count(count))
@@ -141,7 +143,7 @@ pub(super) async fn delete<S: Store>(shard: &Shard<S>, request: &Request) -> Ans
     if let Some((mut walk, limit)) = Wanted::parse(request, false)?.walk(shard) {
         while count < limit {
             let Some(page) = walk.next(limit - count).await? else { break };
-            let live = page.iter().filter(|(_, stored)| shard.is_live(stored)).map(|(key, _)| key.as_slice());
+            let live = page.iter().filter(|(_, stored)| is_live(stored)).map(|(key, _)| key.as_slice());
             let work = async |key: &[u8]| {
                 let handle = shard.handle()?;
                 Ok(handle.delete(key).await?)

@@ -3,6 +3,7 @@
 use super::access::{Change, Held};
 use super::expiry::{Expiry, Moment, Unit};
 use super::{Answer, NO_NUMBER, Refused, SYNTAX};
+use crate::common::wall_clock_ms;
 use crate::envelope::{self, Millis};
 use crate::number;
 use crate::resp::{Reply, Request};
@@ -48,6 +49,7 @@ async fn put<S: Store>(
 
 /// The options of SET.
 #[derive(Default, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 struct SetOptions {
     if_absent: bool,
     if_present: bool,
@@ -78,7 +80,7 @@ impl SetOptions {
 
 pub(super) async fn set<S: Store>(shard: &Shard<S>, request: &Request) -> Answer {
     let options = SetOptions::parse(request)?;
-    let expires_at = options.expiry.at("set", shard.now_ms())?;
+    let expires_at = options.expiry.at("set", wall_clock_ms())?;
     let (key, value) = (&request[1], &request[2]);
     let is_plain = !(options.if_absent || options.if_present || options.keep_ttl || options.get);
     if is_plain {
@@ -119,7 +121,7 @@ pub(super) async fn set_nx<S: Store>(shard: &Shard<S>, request: &Request) -> Ans
 pub(super) async fn set_ex<S: Store>(shard: &Shard<S>, request: &Request, unit: Unit) -> Answer {
     let name = if unit == Unit::Seconds { "setex" } else { "psetex" };
     let expiry = Expiry::new(unit, Moment::FromNow, &request[2]);
-    put(shard, &request[1], &request[3], expiry.at(name, shard.now_ms())?).await?;
+    put(shard, &request[1], &request[3], expiry.at(name, wall_clock_ms())?).await?;
     Ok(Reply::Ok)
 }
 
@@ -147,7 +149,7 @@ pub(super) async fn get_ex<S: Store>(shard: &Shard<S>, request: &Request) -> Ans
     if expiry.is_none() && !persist {
         return get(shard, request).await;
     }
-    let now = shard.now_ms();
+    let now = wall_clock_ms();
     let decide = |held: Option<&Held>| {
         // As in Redis, a time that is none does not matter if there is no such key.
         let Some(value) = held.map(Held::value) else { return Ok((Change::Keep, Reply::Nil)) };

@@ -173,24 +173,23 @@ impl Parser {
 
     /// Reads one argument; whether it was all there.
     fn argument(&mut self, input: &[u8], limits: Limits) -> Result<bool, ProtocolError> {
-        let length = match self.bulk {
-            Some(length) => length,
-            None => {
-                let Some(line) = self.line(input, ProtocolError::TooBigBulkLength)? else { return Ok(false) };
-                let digits = match line {
-                    [b'$', digits @ ..] => digits,
-                    line => return Err(ProtocolError::ExpectedBulk(line.first().copied().unwrap_or(b'\r'))),
-                };
-                let length = number::parse(digits).unwrap_or(-1);
-                if limits.is_stranger && length > MAX_STRANGER_BULK_BYTES {
-                    return Err(ProtocolError::StrangerBulk);
-                }
-                let length = u32::try_from(length).map_err(|_| ProtocolError::InvalidBulkLength)?;
-                if self.at + length as usize > limits.request_bytes {
-                    return Err(ProtocolError::TooBigRequest(limits.request_bytes));
-                }
-                *self.bulk.insert(length)
+        let length = if let Some(length) = self.bulk {
+            length
+        } else {
+            let Some(line) = self.line(input, ProtocolError::TooBigBulkLength)? else { return Ok(false) };
+            let digits = match line {
+                [b'$', digits @ ..] => digits,
+                line => return Err(ProtocolError::ExpectedBulk(line.first().copied().unwrap_or(b'\r'))),
+            };
+            let length = number::parse(digits).unwrap_or(-1);
+            if limits.is_stranger && length > MAX_STRANGER_BULK_BYTES {
+                return Err(ProtocolError::StrangerBulk);
             }
+            let length = u32::try_from(length).map_err(|_| ProtocolError::InvalidBulkLength)?;
+            if self.at + length as usize > limits.request_bytes {
+                return Err(ProtocolError::TooBigRequest(limits.request_bytes));
+            }
+            *self.bulk.insert(length)
         };
         let end = self.at + length as usize;
         if input.len() < end + 2 {

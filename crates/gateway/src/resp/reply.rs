@@ -86,7 +86,9 @@ impl Reply {
             Self::Text(text) => write_bytes(out, text.as_bytes()),
             Self::Array(replies) => {
                 write_length(out, b'*', replies.len());
-                replies.iter().for_each(|reply| reply.write(out, protocol));
+                for reply in replies {
+                    reply.write(out, protocol);
+                }
             }
             Self::Map(pairs) => {
                 let (kind, length) = if is_third { (b'%', pairs.len()) } else { (b'*', 2 * pairs.len()) };
@@ -98,7 +100,9 @@ impl Reply {
             }
             Self::Set(replies) => {
                 write_length(out, if is_third { b'~' } else { b'*' }, replies.len());
-                replies.iter().for_each(|reply| reply.write(out, protocol));
+                for reply in replies {
+                    reply.write(out, protocol);
+                }
             }
             Self::Written(bytes) => out.extend_from_slice(bytes),
         }

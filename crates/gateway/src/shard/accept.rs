@@ -55,7 +55,7 @@ pub(super) async fn accept<S: Store>(
     loop {
         listener.readable().await;
         for _ in 0..BURST {
-            match listener.socket.accept() {
+            match listener.inner.accept() {
                 Ok((stream, peer)) => {
                     let local = stream.local_addr().unwrap_or(shard.common.options.listen);
                     let most = shard.common.options.max_clients;

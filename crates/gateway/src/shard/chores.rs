@@ -8,7 +8,7 @@
 
 use super::Shard;
 use crate::command::Refused;
-use crate::common::ServerMemory;
+use crate::common::{ServerMemory, wall_clock_ms};
 use crate::envelope;
 use crate::stats::Far;
 use crate::store::Store;
@@ -78,7 +78,7 @@ async fn sweep_once<S: Store>(shard: &Shard<S>, page: usize) -> Result<usize, Re
     let mut walk = shard.walk(Bound::Unbounded, Bound::Unbounded, false);
     let (mut found, mut since_rest) = (0, 0);
     while let Some(pairs) = walk.next(page - since_rest).await? {
-        let now = shard.now_ms();
+        let now = wall_clock_ms();
         for (key, stored) in &pairs {
             if envelope::open(stored).has_expired(now) {
                 let handle = shard.handle()?;

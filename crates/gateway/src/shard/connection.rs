@@ -126,7 +126,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
             chunk.reserve(wanted);
         }
         let room = chunk.capacity() - chunk.len();
-        let bytes = rustix::io::read(&self.socket.socket, spare_capacity(chunk))?;
+        let bytes = rustix::io::read(&self.socket.inner, spare_capacity(chunk))?;
         if bytes < room {
             self.socket.read_all();
         }
@@ -208,16 +208,14 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
         if self.under_way.len() > 0 {
             self.make_way(key).await;
         }
-        let tag = Tag { key, number, started };
-        let future = (self.execute)(Rc::clone(&self.shard), spec, request);
-        let mut future = Some(future);
-        let mut tag = Some(tag);
+        let (execute, shard) = (self.execute, &self.shard);
         let under_way = &mut self.under_way;
+        let mut given = Some((request, Tag { key, number, started }));
         let ended = std::future::poll_fn(|context| {
-            Poll::Ready(match (future.take(), tag.take()) {
-                (Some(future), Some(tag)) => under_way.start(future, tag, context),
-                _ => None,
-            })
+            let started = given.take().and_then(|(request, tag)| {
+                under_way.start(|| execute(Rc::clone(shard), spec, request), tag, context)
+            });
+            Poll::Ready(started)
         })
         .await;
         if let Some((reply, tag)) = ended {
@@ -270,7 +268,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
     async fn write(&mut self) -> io::Result<()> {
         let mut written = 0;
         while written < self.output.len() {
-            match (&self.socket.socket.stream).write(&self.output[written..]) {
+            match (&self.socket.inner.stream).write(&self.output[written..]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(bytes) => {
                     written += bytes;

@@ -19,8 +19,7 @@ pub(crate) use accept::Inbox;
 
 use crate::command::connection::Talk;
 use crate::command::{Finder, Refused, execute};
-use crate::common::{Common, Stop, wall_clock_ms};
-use crate::envelope::Millis;
+use crate::common::{Common, Stop};
 use crate::resp::Reply;
 use crate::stats::ThreadStats;
 use crate::store::Store;
@@ -147,10 +146,6 @@ impl<S: Store> Shard<S> {
         };
         self.busy.set(self.busy.get() + 1);
         Ok(Lent { shard: self, handle: Some(handle) })
-    }
-
-    pub(crate) fn now_ms(&self) -> Millis {
-        wall_clock_ms()
     }
 
     /// Refuses a reply that would be too long.

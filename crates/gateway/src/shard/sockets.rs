@@ -61,7 +61,7 @@ impl Sockets {
             self.states.borrow_mut().remove(key);
             return Err(error.into());
         }
-        Ok(Socket { socket, state, key, sockets: Rc::clone(self) })
+        Ok(Socket { inner: socket, state, key, sockets: Rc::clone(self) })
     }
 
     /// Takes events; whether there were any.
@@ -130,7 +130,7 @@ impl Source for Sockets {
 /// A socket that is watched.
 #[derive(Debug)]
 pub(crate) struct Socket<T: AsFd> {
-    pub(crate) socket: T,
+    pub(crate) inner: T,
     state: Rc<State>,
     key: usize,
     sockets: Rc<Sockets>,
@@ -177,7 +177,7 @@ impl<T: AsFd> Socket<T> {
 impl<T: AsFd> Drop for Socket<T> {
     fn drop(&mut self) {
         // It fails only if it is not watched any more.
-        let _ = epoll::delete(&self.sockets.epoll, &self.socket);
+        let _ = epoll::delete(&self.sockets.epoll, &self.inner);
         self.sockets.states.borrow_mut().try_remove(self.key);
     }
 }

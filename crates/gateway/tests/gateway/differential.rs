@@ -102,7 +102,7 @@ fn command(rng: &mut Rng) -> Vec<String> {
                 }
             }
         }
-        "SETNX" | "GETSET" | "APPEND" => command.extend([key(rng), value(rng)]),
+        "SETNX" | "GETSET" | "APPEND" | "INCRBY" | "DECRBY" => command.extend([key(rng), value(rng)]),
         "SETEX" | "PSETEX" => command.extend([key(rng), time(rng), value(rng)]),
         "GETEX" => {
             command.push(key(rng));
@@ -117,16 +117,15 @@ fn command(rng: &mut Rng) -> Vec<String> {
             command.extend((0..rng.usize(1..4)).map(|_| key(rng)));
         }
         "MSET" => {
-            command.extend((0..rng.usize(2..7)).map(|n| if n % 2 == 0 { key(rng) } else { value(rng) }))
+            command.extend((0..rng.usize(2..7)).map(|n| if n % 2 == 0 { key(rng) } else { value(rng) }));
         }
-        "INCRBY" | "DECRBY" => command.extend([key(rng), value(rng)]),
         "EXPIRE" | "PEXPIRE" | "EXPIREAT" | "PEXPIREAT" => {
             command.push(key(rng));
             command.push(if name.ends_with("AT") { whole_time(rng) } else { time(rng) });
             command.extend((0..rng.usize(..3)).map(|_| word(rng, &["NX", "xx", "GT", "LT", "QQ"])));
         }
         "KEYS" => {
-            command.push(word(rng, &["*", "key:*", "key:[12]", "?", "[^a]", "é*", "key:\\1", "nothing*"]))
+            command.push(word(rng, &["*", "key:*", "key:[12]", "?", "[^a]", "é*", "key:\\1", "nothing*"]));
         }
         "PING" => command.extend((0..rng.usize(..3)).map(|_| value(rng))),
         "SELECT" => command.push(word(rng, &["0", "1", "x", "-1"])),

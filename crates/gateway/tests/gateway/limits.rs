@@ -89,7 +89,8 @@ fn a_client_that_does_not_read_is_not_listened_to_and_then_disconnected() {
     other.ask(&[b"SET".to_vec(), b"long".to_vec(), vec![b'x'; 1 << 20]]);
     let mut deaf = TcpStream::connect(gateway.address()).expect("it listens");
     deaf.set_nonblocking(true).expect("it can");
-    let request = encode(&["GET", "long"]);
+    // Much at a time, or what lies between the two would hold all of it.
+    let request = encode(&["GET", "long"]).repeat(5000);
     let mut refused = false;
     wait_for("the end of the deaf client", || {
         let written = deaf.write(&request);
@@ -203,7 +204,7 @@ fn a_scan_meets_every_key_that_stays_once() {
         calls += 1;
         found.extend(reply[1].clone().items().iter().map(Value::text));
         let again = client.ask(&["SCAN", &cursor, "MATCH", "stays:????", "COUNT", "7"]).items();
-        assert_eq!(cursor == "0" || again[1].clone().items().len() <= 7, true, "a cursor may be used again");
+        assert_eq!(again[1], reply[1], "a cursor may be used again");
         cursor = reply[0].text();
         if cursor == "0" {
             break;
