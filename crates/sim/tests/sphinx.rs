@@ -75,7 +75,7 @@ fn check_faultless(config: &Config, trial: &Trial, sum: &mut Sum) {
 #[test]
 fn many_operations_without_faults_leak_nothing_and_leave_nothing_unknown() {
     let mut sum = Sum::default();
-    for seed in 0..trials(4) {
+    for seed in 0..trials(3) {
         for config in [&Config::art(), &Config::tiny()] {
             for spelling in SPELLINGS {
                 check_faultless(config, &bushy(seed, spelling), &mut sum);
@@ -106,13 +106,13 @@ fn many_operations_without_faults_leak_nothing_and_leave_nothing_unknown() {
         "hash_directory_behind",
         "hash_entry_missing",
     ]);
-    assert!(sum.operations >= 1_000_000 || trials(4) < 30, "{} operations", sum.operations);
+    assert!(sum.operations >= 1_000_000 || trials(3) < 30, "{} operations", sum.operations);
 }
 
 #[test]
 fn trees_survive_every_kind_of_fault() {
     let mut sum = Sum::default();
-    for seed in 0..trials(4) {
+    for seed in 0..trials(5) {
         for config in [&Config::art(), &Config::tiny()] {
             for spelling in SPELLINGS {
                 for base in [bushy(seed, spelling), crowded(seed, spelling)] {
@@ -136,7 +136,6 @@ fn trees_survive_every_kind_of_fault() {
         "retired_object_inherited",
         "chunk_inherited",
         "new_life",
-        "dead_node_left",
     ]);
 }
 

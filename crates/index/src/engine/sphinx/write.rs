@@ -442,7 +442,7 @@ impl Tree {
         match self.turn(change.op, *node, *step, (*slot, Slot::EMPTY)).await? {
             Turned::Done { children } => {
                 self.retire(change.op, self.shared.leaf_class(leaf.class), leaf.addr).await?;
-                if node.addr != self.shared.root.addr && is_too_large(node.kind, children) {
+                if is_too_large(node.kind, children) {
                     // The key is gone; that the node stays as large as it is is no failure.
                     let replaced = Box::pin(self.replace(change, way, last, None)).await;
                     if let Err(IndexError::Fenced) = replaced {

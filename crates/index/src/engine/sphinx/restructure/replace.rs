@@ -18,6 +18,19 @@ use farwood_fabric::{Op, marks};
 /// Room for a new node.
 type Room = (Fresh, NodeRef);
 
+/// How often a node that was frozen is tried to be replaced, before that is left to others.
+const MAX_TRIES: u32 = 16;
+
+/// What came of an attempt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Attempt {
+    Replaced,
+    /// It stays as it is.
+    Needless,
+    /// It is frozen, and still linked as far as we know.
+    Frozen,
+}
+
 impl Tree {
     /// Replaces node `at` of the way by what its children need, with one more of them if one is given. Whether that was done; else
     /// somebody else was faster, or it did not need to be done.
@@ -28,14 +41,43 @@ impl Tree {
         at: usize,
         add: Option<(Step, Slot)>,
     ) -> Result<bool, IndexError> {
-        let node = way.stops[at].node;
-        let Some(parent) = at.checked_sub(1).map(|above| way.stops[above]) else {
-            return self.replace_found_by_hash(change, way.stops[at], add).await;
+        let stop = way.stops[at];
+        if stop.node.addr == self.shared.root.addr {
+            return Ok(false);
+        }
+        // Where a hash entry led to the node, its parent is not known.
+        let mut attempt = Attempt::Frozen;
+        if at > 0 {
+            attempt = self.try_to_replace(change, way, at, add).await?;
+        }
+        for _ in 0..MAX_TRIES {
+            if attempt != Attempt::Frozen {
+                break;
+            }
+            let way = self.way_above(change.op, change.key, &change.prefixes, stop.head.depth).await?;
+            match way.stops.iter().position(|other| other.node == stop.node) {
+                Some(at) if at > 0 => attempt = self.try_to_replace(change, &way, at, add).await?,
+                _ => break,
+            }
+        }
+        Ok(attempt == Attempt::Replaced)
+    }
+
+    async fn try_to_replace(
+        &self,
+        change: &Change<'_>,
+        way: &Way,
+        at: usize,
+        add: Option<(Step, Slot)>,
+    ) -> Result<Attempt, IndexError> {
+        let (stop, parent) = (way.stops[at], way.stops[at - 1]);
+        let node = stop.node;
+        let Some(parent_step) = parent.step else { return Ok(Attempt::Needless) };
+        let Some((children, room)) = self.freeze(change, stop, add).await? else {
+            return Ok(Attempt::Needless);
         };
-        let Some(parent_step) = parent.step else { return Ok(false) };
-        let Some((children, room)) = self.freeze(change, way.stops[at], add).await? else { return Ok(false) };
         let slot = match room {
-            Some((fresh, new)) => self.write_form(change, way.stops[at], (fresh, new), &children).await?,
+            Some(room) => self.write_form(change, stop, room, &children).await?,
             None => children.first().map_or(Slot::EMPTY, |(_, only)| *only),
         };
         let fresh: Option<Fresh> = room.map(|(fresh, _)| fresh);
@@ -44,42 +86,24 @@ impl Tree {
         match self.settle(fresh.as_slice(), turned)? {
             Turned::Done { children } => {
                 match room {
-                    Some((_, new)) => self.announce(change.op, way.stops[at].hash, new, Some(node)).await?,
-                    None => self.forget(change.op, way.stops[at].hash, node).await?,
+                    Some((_, new)) => self.announce(change.op, stop.hash, new, Some(node)).await?,
+                    None => self.forget(change.op, stop.hash, node).await?,
                 }
                 self.retire(change.op, self.shared.node_class(node.kind), node.addr).await?;
-                let is_root = parent.node.addr == self.shared.root.addr;
-                if !is_root && is_too_large(parent.node.kind, children) {
+                if is_too_large(parent.node.kind, children) {
                     // This one is replaced; that the parent stays as large as it is is no failure.
                     if let Err(IndexError::Fenced) = Box::pin(self.replace(change, way, at - 1, None)).await {
                         return Err(IndexError::Fenced);
                     }
                 }
-                Ok(true)
+                Ok(Attempt::Replaced)
             }
             Turned::Dead => {
-                // First the parent, then this one, by whoever comes by again.
+                // First the parent, then this one.
                 Box::pin(self.replace(change, way, at - 1, None)).await?;
-                Ok(false)
+                Ok(Attempt::Frozen)
             }
-            Turned::Changed | Turned::Full => Ok(false),
-        }
-    }
-
-    /// The same for a node whose parent is not known, since a hash entry led to it.
-    async fn replace_found_by_hash(
-        &self,
-        change: &Change<'_>,
-        stop: Stop,
-        add: Option<(Step, Slot)>,
-    ) -> Result<bool, IndexError> {
-        if stop.node.addr == self.shared.root.addr {
-            return Ok(false);
-        }
-        let way = self.way_above(change.op, change.key, &change.prefixes, stop.head.depth).await?;
-        match way.stops.iter().position(|other| other.node == stop.node) {
-            Some(at) if at > 0 => Box::pin(self.replace(change, &way, at, add)).await,
-            _ => Ok(false),
+            Turned::Changed | Turned::Full => Ok(Attempt::Frozen),
         }
     }
 
