@@ -130,8 +130,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     say(&describe(arguments, &record, &servers, &gateway, is_new));
     loop {
         if signals.pending().next().is_some() {
-            // In this order: the gateway leaves the pool while its servers are still there.
+            // In this order: the gateway leaves the pool, and we hang up, while the servers are still there.
             drop(gateway);
+            drop(cluster);
             drop(servers);
             return Ok(ExitCode::SUCCESS);
         }
