@@ -360,7 +360,7 @@ fn nonsense_is_refused_in_one_clear_line() {
     for (arguments, expected) in [
         (
             &["--engine", "bplus", "--transport", "local"][..],
-            "there is no 'bplus'; there are sherman, fg+, sphinx, art, btreemap, cells",
+            "there is no 'bplus'; there are sherman, fg+, locks, sphinx, art, btreemap, cells",
         ),
         (&["--engine", "btreemap", "--transport", "pigeon"], "'pigeon' is not understood"),
         (&["--engine", "btreemap", "--transport", "sim"], "runs on local only"),

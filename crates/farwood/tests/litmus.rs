@@ -65,7 +65,7 @@ fn the_adversary_keeps_the_contract_and_nothing_more() {
 #[test]
 fn a_checksummed_reader_sees_torn_objects_and_accepts_none() {
     let result = litmus(&["--transport", "sim", "--rounds", "400", "--sizes", "64", "--clients", "4"]);
-    assert_eq!(lines(&result, "checksummed object").count(), 2);
+    assert_eq!(lines(&result, "checksummed object").count(), 3);
     for line in lines(&result, "checksummed object") {
         assert!(number(line, "torn_seen") > 0 && number(line, "violations") == 0, "{line}");
         // Three readers.
