@@ -100,8 +100,9 @@ pub(crate) struct Moored {
 }
 
 impl Moored {
-    /// Ends the queue pairs: when this returns, nothing lands through them any more.
-    fn end(&self) {
+    /// Ends the queue pairs: when this returns, nothing lands through them any more. The client is told if that is a fence, not if only
+    /// this connection has failed.
+    fn end(&self, is_fence: bool) {
         // Destroyed with the lock held, so that whoever comes second finds it done.
         let mut queues = lock(&self.queues);
         if let Some(mut ended) = queues.take() {
@@ -111,7 +112,9 @@ impl Moored {
                 // Its clients see a dead server, which is safe; one whose writes go on after it was fenced is not.
                 std::process::abort();
             }
-            let _ = (&self.socket).write(&[FENCED]);
+            if is_fence {
+                let _ = (&self.socket).write(&[FENCED]);
+            }
             // The door finds out, and forgets the connection.
             let _ = self.socket.shutdown(Shutdown::Both);
         }
@@ -129,7 +132,7 @@ impl Holder for Moored {
     }
 
     fn end_unless(&self, _: &dyn Fn() -> bool) {
-        self.end();
+        self.end(true);
     }
 }
 
@@ -297,6 +300,7 @@ impl Dock {
 
     /// A connection is gone, or has to go: its queue pairs end, and its gate is given back.
     pub(crate) fn forget(&self, moored: &Arc<Moored>) {
+        moored.end(false);
         let mut known = lock(&self.known);
         if known.remove(&moored.id).is_some() {
             if let Some(gate) = moored.gate.get() {
@@ -304,7 +308,6 @@ impl Dock {
             }
         }
         drop(known);
-        moored.end();
         let mut by_queue = lock(&self.by_queue);
         for number in moored.numbers {
             if by_queue.get(&number).is_some_and(|other| Arc::ptr_eq(other, moored)) {
@@ -367,7 +370,7 @@ impl Dock {
             // Of those that are gone, nothing counts any more.
             if let Some(moored) = moored {
                 if self.heed(&moored, completion).is_none() {
-                    moored.end();
+                    moored.end(false);
                 }
             }
         }
