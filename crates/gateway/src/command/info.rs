@@ -29,6 +29,8 @@ pub(super) async fn info<S: Store>(shard: &Shard<S>, request: &Request) -> Answe
     if is_wanted("memory") {
         shard.look_at_memory().await?;
     }
+    // A client finds its own commands counted; what other threads say is a moment old.
+    shard.publish_costs();
     let totals = shard.common.totals();
     let mut text = String::new();
     for section in USUAL.into_iter().chain(OTHERS).filter(|section| is_wanted(section)) {

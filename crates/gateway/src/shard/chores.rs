@@ -10,11 +10,10 @@ use super::Shard;
 use crate::command::Refused;
 use crate::common::{ServerMemory, wall_clock_ms};
 use crate::envelope;
-use crate::stats::Far;
 use crate::store::Store;
 use farwood_fabric::clock::MILLISECOND;
 use farwood_fabric::control::{Reply, Request};
-use farwood_fabric::{CallError, FabricError, ServerId, marks};
+use farwood_fabric::{CallError, FabricError, ServerId};
 use farwood_index::IndexError;
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -35,7 +34,7 @@ const REST_MOMENTS: u32 = 50;
 pub(super) async fn every_moment<S: Store>(shard: Rc<Shard<S>>) {
     loop {
         shard.endpoint.sleep(MOMENT_NS).await;
-        shard.stats.publish(Far { costs: shard.endpoint.totals(), paths: marks::snapshot() });
+        shard.publish_costs();
         let now = shard.common.seconds();
         if shard.seconds.replace(now) != now && shard.is_first() {
             disconnect_silent(&shard, now);

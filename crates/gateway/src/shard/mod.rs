@@ -21,11 +21,11 @@ use crate::command::connection::Talk;
 use crate::command::{Finder, Refused, execute};
 use crate::common::{Common, Stop};
 use crate::resp::Reply;
-use crate::stats::ThreadStats;
+use crate::stats::{Far, ThreadStats};
 use crate::store::Store;
 use crate::together::Boxes;
 use connection::{CHUNK_BYTES, Connection, Execute};
-use farwood_fabric::{Endpoint, Executor};
+use farwood_fabric::{Endpoint, Executor, marks};
 use farwood_index::{IndexError, Pool};
 use sockets::Sockets;
 use std::cell::{Cell, RefCell};
@@ -136,6 +136,11 @@ async fn welcome<S: Store, F: Future<Output = Reply> + 'static>(
 }
 
 impl<S: Store> Shard<S> {
+    /// Lets every thread see what this one's operations cost up to now.
+    pub(crate) fn publish_costs(&self) {
+        self.stats.publish(Far { costs: self.endpoint.totals(), paths: marks::snapshot() });
+    }
+
     /// Operations for one task, until the result is dropped.
     #[inline]
     pub(crate) fn handle(&self) -> Result<Lent<'_, S>, IndexError> {
