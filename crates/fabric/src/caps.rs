@@ -15,6 +15,8 @@ pub struct Capabilities {
     pub ordered_lines_bytes: u32,
     /// READs of one batch take effect in order.
     pub ordered_reads: bool,
+    /// The caller's thread carries out verbs itself, at once: a round trip costs no more than touching memory.
+    pub immediate: bool,
     /// The most verbs that one batch may have.
     pub max_batch: usize,
     /// Calls to other sessions are possible.

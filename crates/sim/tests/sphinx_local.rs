@@ -162,7 +162,7 @@ fn a_tree_and_a_btreemap_agree() {
         (&binary, 12_000),
     ];
     for (n, (key_of, steps)) in (0..).zip(kinds) {
-        let no_filter = Switches { filter: false, ..Switches::SPHINX };
+        let no_filter = Switches { filter: false, ..Config::tiny().switches };
         for config in [Config::art(), Config::tiny(), Config { switches: no_filter, ..Config::tiny() }] {
             let cluster = cluster(400, 32 << 10);
             Executor::new().block_on(async {
@@ -217,7 +217,9 @@ fn a_bulk_load_is_a_tree_like_any_other() {
 fn a_get_takes_three_round_trips_and_an_update_in_place_four() {
     let cluster = cluster(400, 128 << 10);
     Executor::new().block_on(async {
-        let opened = Opened::create(&cluster, Config::default()).await.expect("created");
+        let switches = Switches { always_by_hash: true, ..Switches::SPHINX };
+        let config = Config { switches, ..Config::default() };
+        let opened = Opened::create(&cluster, config).await.expect("created");
         let key = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
         let mut pairs: Vec<_> = (0..20_000).map(|n| (key(n).to_vec(), vec![5; 64])).collect();
         pairs.sort();

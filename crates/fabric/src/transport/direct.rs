@@ -93,6 +93,7 @@ impl DirectCluster {
             line_atomic: false,
             ordered_lines_bytes: 0,
             ordered_reads: true,
+            immediate: true,
             max_batch: MAX_BATCH,
             session_calls: true,
         };

@@ -121,6 +121,7 @@ impl SimConfig {
                 line_atomic: false,
                 ordered_lines_bytes: 0,
                 ordered_reads: true,
+                immediate: false,
                 max_batch: 64,
                 session_calls: true,
             },

@@ -46,6 +46,7 @@ impl FarCluster {
             line_atomic: false,
             ordered_lines_bytes: 0,
             ordered_reads: true,
+            immediate: false,
             max_batch: MAX_VERBS,
             session_calls: true,
         };

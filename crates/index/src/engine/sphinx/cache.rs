@@ -87,6 +87,14 @@ impl Finder {
 }
 
 impl Tree {
+    /// How nodes are found by hash, if they are to be. Where round trips cost nothing, nothing is saved by it: the way from the root
+    /// touches less memory.
+    pub(super) fn finder(&self) -> Option<&Finder> {
+        let is_worth_while =
+            self.shared.config.switches.always_by_hash || !self.endpoint.capabilities().immediate;
+        self.shared.finder.as_ref().filter(|_| is_worth_while)
+    }
+
     /// The deepest node of a key that is found by hash, less deep than `below`.
     pub(super) async fn jump(
         &self,
@@ -96,7 +104,7 @@ impl Tree {
         below: usize,
     ) -> Result<Jump, IndexError> {
         let mut jump = Jump::default();
-        let Some(finder) = &self.shared.finder else { return Ok(jump) };
+        let Some(finder) = self.finder() else { return Ok(jump) };
         let hashes = &prefixes.all()[..prefixes.all().len().min(below)];
         let Some(filter) = &finder.filter else {
             return self.jump_unfiltered(op, key, (finder, hashes)).await;
@@ -212,7 +220,7 @@ impl Tree {
         way: &Way,
         prefixes: &Prefixes,
     ) -> Result<(), IndexError> {
-        let Some(finder) = &self.shared.finder else { return Ok(()) };
+        let Some(finder) = self.finder() else { return Ok(()) };
         let begin = usize::from(jump.stop.is_some());
         for stop in way.stops.iter().skip(begin).filter(|stop| stop.head.depth > 0 && !stop.head.is_dead) {
             let is_missing = jump.missed.contains(&stop.head.depth);
@@ -243,11 +251,12 @@ impl Tree {
                 let found = table.look_up_surely(op, hash, |other| other == old).await?;
                 if let Some(slot) = found.first() {
                     if table.replace(op, self, hash, *slot, entry).await? {
-                        return Ok(());
+                        return self.forget_if_dead(op, hash, node).await;
                     }
                 }
             }
-            table.insert(op, self, hash, entry).await
+            table.insert(op, self, hash, entry).await?;
+            self.forget_if_dead(op, hash, node).await
         };
         if let Some(filter) = &finder.filter {
             filter.insert(hash);
@@ -255,9 +264,19 @@ impl Tree {
         unless_fenced(Box::pin(announced).await)
     }
 
+    /// Removes the hash entry of a node that died while it was written: whoever buried the node may have looked for it too early.
+    async fn forget_if_dead(&self, op: &Op, hash: u64, node: NodeRef) -> Result<(), IndexError> {
+        let head = Head::from_word(surely::read_word(op, node.addr).await?);
+        if head.is_some_and(|head| !head.is_dead) {
+            return Ok(());
+        }
+        marks::hit("announced_too_late");
+        self.forget(op, hash, node).await
+    }
+
     /// Tells the filter of all nodes that the hash tables know, while nobody writes.
     pub(super) async fn fill_filter(&self) -> Result<(), IndexError> {
-        let Some(Finder { tables, filter: Some(filter) }) = &self.shared.finder else { return Ok(()) };
+        let Some(Finder { tables, filter: Some(filter) }) = self.finder() else { return Ok(()) };
         for table in tables {
             let op = self.endpoint.op();
             for (hash, _) in table.check(&op, self).await?.entries {

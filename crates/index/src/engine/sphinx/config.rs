@@ -21,18 +21,28 @@ pub struct Switches {
     pub filter: bool,
     /// V-B: scans read many nodes and leaves at a time.
     pub batched_scans: bool,
+    /// Nodes are looked for by hash also where round trips cost nothing (`local`, `shm`).
+    pub always_by_hash: bool,
     /// Beyond the paper: of a Node256 only its head and the slot that counts are read.
     pub slot_reads: bool,
 }
 
 impl Switches {
     /// Sphinx as Farwood runs it.
-    pub const SPHINX: Self = Self { hash_table: true, filter: true, batched_scans: true, slot_reads: true };
+    pub const SPHINX: Self =
+        Self { hash_table: true, filter: true, batched_scans: true, always_by_hash: false, slot_reads: true };
     /// The paper's baseline: an adaptive radix tree in far memory.
-    pub const ART: Self = Self { hash_table: false, filter: false, batched_scans: false, slot_reads: false };
+    pub const ART: Self = Self {
+        hash_table: false,
+        filter: false,
+        batched_scans: false,
+        always_by_hash: false,
+        slot_reads: false,
+    };
 
     /// The switches by name.
-    pub const NAMES: [&'static str; 4] = ["hash_table", "filter", "batched_scans", "slot_reads"];
+    pub const NAMES: [&'static str; 5] =
+        ["hash_table", "filter", "batched_scans", "always_by_hash", "slot_reads"];
 
     /// The switch of this name.
     pub fn by_name(&mut self, name: &str) -> Option<&mut bool> {
@@ -40,6 +50,7 @@ impl Switches {
             "hash_table" => &mut self.hash_table,
             "filter" => &mut self.filter,
             "batched_scans" => &mut self.batched_scans,
+            "always_by_hash" => &mut self.always_by_hash,
             "slot_reads" => &mut self.slot_reads,
             _ => return None,
         })
@@ -106,7 +117,8 @@ impl Config {
 
     /// A filter of few buckets and subtables of few entries: for trials.
     pub fn tiny() -> Self {
-        Self { filter_bytes: MIN_FILTER_BYTES, table_groups: 2, ..Self::default() }
+        let switches = Switches { always_by_hash: true, ..Switches::SPHINX };
+        Self { filter_bytes: MIN_FILTER_BYTES, table_groups: 2, switches, ..Self::default() }
     }
 
     /// Refuses what does not work.

@@ -169,7 +169,8 @@ impl Tree {
 
     /// The value of a key.
     pub(super) async fn look_up(&self, op: &Op, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
-        let prefixes = Prefixes::new(self.shared.seed, key);
+        let hashed = if self.finder().is_some() { key } else { &[] };
+        let prefixes = Prefixes::new(self.shared.seed, hashed);
         let Some(leaf) = self.way(op, key, &prefixes).await?.leaf else { return Ok(None) };
         let leaf = self.read_leaf(op, leaf).await?;
         let is_there = leaf.key() == key && leaf.state() != LeafState::Deleted;
