@@ -14,7 +14,8 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 
 /// The papers by name.
-pub(super) const PAPERS: [(&str, &str); 1] = [("sherman", include_str!("papers/sherman.toml"))];
+pub(super) const PAPERS: [(&str, &str); 2] =
+    [("sherman", include_str!("papers/sherman.toml")), ("sphinx", include_str!("papers/sphinx.toml"))];
 
 /// Options of `farwood bench` by name; `set` holds the engine's switches.
 pub(super) type Options = BTreeMap<String, toml::Value>;
