@@ -12,7 +12,7 @@ nic.units             = 16        # as cx5-100g: not known
 nic.verb_ns           = 20        # as cx5-100g: not known
 nic.pcie_ns           = 12        # as cx5-100g: PCIe 4.0 doubles the bytes, not the transactions
 
-atomic.word_ns        = 300       # as cx5-100g: two PCIe transactions
+atomic.word_ns        = 400       # as cx5-100g: not known
 atomic.bucket_bits    = 12        # as cx5-100g: not known
 atomic.on_chip_ns     = 125       # as cx5-100g: not known
 

@@ -397,12 +397,32 @@ async fn drive<E: Engine>(
         // An error here is a process that was killed.
         let _ = client.await;
     }
-    recover_the_dead(&sim, &engine, (&pool, &attached), &endpoint).await?;
-    let reachable = engine.check(&attached, &endpoint).await?;
+    match take_stock(&sim, &engine, (&pool, &attached), &endpoint).await {
+        // A slow server cost the driver its lease too, and a client took it for dead. Nobody is left who could do so again.
+        Err(IndexError::Fenced) => {
+            marks::hit("driver_fenced");
+            let pool = Pool::join(&cluster, SessionOptions::default()).await?;
+            let endpoint = pool.session().endpoint()?;
+            pool.session().keep_alive(&endpoint, HEARTBEAT_NS);
+            let attached = engine.attach(&pool, &endpoint, INDEX).await?;
+            take_stock(&sim, &engine, (&pool, &attached), &endpoint).await
+        }
+        ended => ended,
+    }
+}
+
+/// What is there when all clients have ended, and whether it is whole.
+async fn take_stock<E: Engine>(
+    sim: &Sim,
+    engine: &E,
+    (pool, attached): (&Pool, &E::Attached),
+    endpoint: &Endpoint,
+) -> Result<leaks::Usage, IndexError> {
+    recover_the_dead(sim, engine, (pool, attached), endpoint).await?;
+    let reachable = engine.check(attached, endpoint).await?;
     // What recovery retired into the driver's hands is given back before memory is counted.
-    pool.heap().close(&endpoint).await?;
-    let usage = leaks::measure(pool.session(), &endpoint, &reachable).await?;
-    Ok(usage)
+    pool.heap().close(endpoint).await?;
+    Ok(leaks::measure(pool.session(), endpoint, &reachable).await?)
 }
 
 /// Recovers whoever has lost its lease, for as long as there is somebody.
