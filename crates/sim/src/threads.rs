@@ -9,6 +9,7 @@
 use crate::check::{self, leaks};
 use crate::history::{History, Operation};
 use crate::mix::{self, Mix};
+use crate::spelling::Spelling;
 use crate::trial::Failure;
 use farwood_fabric::clock::{MILLISECOND, Nanos, SECOND};
 use farwood_fabric::{Cluster, Endpoint, Executor, GlobalAddr, SessionOptions, marks};
@@ -39,6 +40,8 @@ pub struct Crew {
     pub ops: u32,
     /// Keys, from 0.
     pub keys: u64,
+    /// How they are spelled.
+    pub spelling: Spelling,
 }
 
 /// What a crew did.
@@ -179,8 +182,8 @@ fn one_thread<E: Engine>(
             Ok::<_, IndexError>((endpoint, index))
         };
         let (endpoint, index) = ready.await.map_err(Failure::Structure)?;
-        let mut mix =
-            Mix::new(crew.seed ^ u64::from(client) << 32, crew.keys, engine.value_bytes()).ahead(client);
+        let mix = Mix::new(crew.seed ^ u64::from(client) << 32, crew.keys, engine.value_bytes());
+        let mut mix = mix.spelled(crew.spelling).ahead(client);
         let mut values = u64::from(client) << 32;
         let mut operations = Vec::new();
         for left in (1..=crew.ops).rev() {
