@@ -295,6 +295,7 @@ impl Endpoint {
     }
 
     /// A verb that may still land keeps its epoch pinned until the connection is fenced.
+    #[inline]
     fn hold_if_unknown(&self, result: &BatchResult, epoch: u64) {
         if let Err(failure) = result {
             if let FabricError::Unknown { server } = failure.error {
@@ -304,6 +305,7 @@ impl Endpoint {
     }
 
     /// Gives other tasks a turn now and then, though a transport may never make this one wait.
+    #[inline]
     async fn breathe(&self) {
         let left = self.inner.turn.get();
         if left > 0 {
@@ -329,6 +331,19 @@ impl Drop for Inner {
             self.pins.retire();
         }
     }
+}
+
+/// Submits a batch and waits for it, in a method of an `Op`. In a future of its own, batch and result would be copied in and out.
+macro_rules! submit {
+    ($op:expr, $batch:expr) => {{
+        let result = match &$op.endpoint.inner.link {
+            // Nothing is ever in flight: the ticket would only be carried about.
+            Link::Direct(link) => $op.execute(link, $batch),
+            Link::Far(_) | Link::Sim(_) => $op.post($batch).await,
+        };
+        $op.endpoint.breathe().await;
+        result
+    }};
 }
 
 /// One operation: its counters and its epoch pin. Dropping it ends it.
@@ -377,13 +392,7 @@ impl Op {
     /// Submits a batch and waits for it.
     #[inline]
     pub async fn submit(&self, batch: Batch) -> BatchResult {
-        let result = match &self.endpoint.inner.link {
-            // Nothing is ever in flight: the ticket would only be carried about.
-            Link::Direct(link) => self.execute(link, batch),
-            Link::Far(_) | Link::Sim(_) => self.post(batch).await,
-        };
-        self.endpoint.breathe().await;
-        result
+        submit!(self, batch)
     }
 
     #[inline]
@@ -457,7 +466,7 @@ impl Op {
         }
         let mut batch = Batch::new(addr.server());
         let n = batch.read(addr, len);
-        Ok(self.submit(batch).await?.take(n))
+        Ok(submit!(self, batch)?.take(n))
     }
 
     /// READ of one aligned word.
@@ -475,14 +484,17 @@ impl Op {
         if !addr.is_word_aligned() {
             return Err(FabricError::Misaligned { addr });
         }
-        Ok(self.read(addr, 8).await?.word(0))
+        let mut batch = Batch::new(addr.server());
+        let n = batch.read(addr, 8);
+        Ok(submit!(self, batch)?.take(n).word(0))
     }
 
     /// WRITE of a buffer.
+    #[inline]
     pub async fn write(&self, addr: GlobalAddr, data: Buf) -> Result<(), FabricError> {
         let mut batch = Batch::new(addr.server());
         batch.write(addr, data);
-        self.submit(batch).await?;
+        submit!(self, batch)?;
         Ok(())
     }
 
@@ -500,7 +512,7 @@ impl Op {
         }
         let mut batch = Batch::new(addr.server());
         batch.write_word(addr, word);
-        self.submit(batch).await?;
+        submit!(self, batch)?;
         Ok(())
     }
 
@@ -519,14 +531,15 @@ impl Op {
         }
         let mut batch = Batch::new(addr.server());
         let n = batch.cas(addr, expected, desired);
-        Ok(self.submit(batch).await?.previous(n))
+        Ok(submit!(self, batch)?.previous(n))
     }
 
     /// FAA; brings the word as it was.
+    #[inline]
     pub async fn faa(&self, addr: GlobalAddr, add: u64) -> Result<u64, FabricError> {
         let mut batch = Batch::new(addr.server());
         let n = batch.faa(addr, add);
-        Ok(self.submit(batch).await?.previous(n))
+        Ok(submit!(self, batch)?.previous(n))
     }
 
     /// Prepares a call, which can then be sent as often as it takes: it runs at most once.
@@ -638,6 +651,7 @@ impl Future for Ticket<'_> {
 }
 
 impl Drop for Ticket<'_> {
+    #[inline]
     fn drop(&mut self) {
         if self.taken {
             return;

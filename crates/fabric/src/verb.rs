@@ -38,6 +38,9 @@ pub enum Source {
 }
 
 impl Source {
+    /// No bytes.
+    pub(crate) const NOTHING: Self = Self::Inline { bytes: [0; INLINE_BYTES], len: 0 };
+
     /// How many bytes.
     pub fn len(&self) -> usize {
         match self {
@@ -152,6 +155,7 @@ impl Verb {
     }
 
     /// Whether the verb may be posted at all: exists, is permitted, is possible, has its buffers.
+    #[inline]
     fn check(&self, batch: ServerId, table: &RegionTable, caps: &Capabilities) -> Result<(), FabricError> {
         let addr = self.addr();
         if addr.server() != batch {
@@ -238,6 +242,11 @@ impl Batch {
         self.verbs.is_empty()
     }
 
+    /// How many bytes of far memory its verbs touch.
+    pub(crate) fn bytes(&self) -> usize {
+        self.verbs.iter().map(Verb::len).sum()
+    }
+
     /// Adds a verb; returns its place, by which its result is asked for.
     pub fn push(&mut self, verb: Verb) -> usize {
         self.verbs.push(verb);
@@ -308,6 +317,7 @@ impl Batch {
     }
 
     /// Checks every verb (rule 6). The first that must not be posted, with its place.
+    #[inline]
     pub fn check(&self, table: &RegionTable, caps: &Capabilities) -> Result<(), (usize, FabricError)> {
         if self.verbs.is_empty() || self.verbs.len() > caps.max_batch {
             let error = FabricError::BatchLength { verbs: self.verbs.len(), max: caps.max_batch };
@@ -320,6 +330,7 @@ impl Batch {
     }
 
     /// Adds the verbs and bytes to `stats`, not the round trips.
+    #[inline]
     pub(crate) fn count(&self, stats: &mut OpStats) {
         for verb in &self.verbs {
             verb.count(stats);

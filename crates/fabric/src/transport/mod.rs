@@ -206,10 +206,10 @@ impl Link {
     }
 
     /// Posts a batch that has been checked.
-    pub(crate) fn post(&self, batch: Batch, pool: &BufPool) -> Posted {
+    pub(crate) fn post(&self, mut batch: Batch, pool: &BufPool) -> Posted {
         match self {
             Self::Direct(link) => Posted::Ready(link.execute(batch, pool)),
-            Self::Far(link) => link.post(batch, pool),
+            Self::Far(link) => link.post(&mut batch, pool),
             Self::Sim(link) => Posted::Sim(link.post(batch, pool)),
         }
     }
@@ -263,22 +263,19 @@ pub(crate) enum Posted {
 impl Future for Posted {
     type Output = BatchResult;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<BatchResult> {
-        // In place: a ticket is polled more often than it is ready, and is not small.
-        let result = match &mut *self {
+        // In place: a ticket is polled more often than it is ready, and is not small. One that was ready knows that by itself.
+        match &mut *self {
             Self::Far(ticket) => ticket.poll(context),
             Self::Queued(ticket) => ticket.poll(context),
             Self::Sim(ticket) => ticket.poll(context),
             Self::Ready(_) => match std::mem::replace(&mut *self, Self::Taken) {
-                Self::Ready(result) => return Poll::Ready(result),
+                Self::Ready(result) => Poll::Ready(result),
                 _ => Poll::Pending,
             },
             Self::Taken => Poll::Pending,
-        };
-        if result.is_ready() {
-            *self = Self::Taken;
         }
-        result
     }
 }
 

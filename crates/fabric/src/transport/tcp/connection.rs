@@ -120,7 +120,7 @@ impl Connection {
     /// Posts a checked batch.
     pub(crate) fn post(
         self: &Rc<Self>,
-        batch: Batch,
+        batch: &mut Batch,
         pool: &BufPool,
     ) -> Result<Ticket<Self>, Box<BatchFailure>> {
         let mut state = self.state.borrow_mut();
@@ -128,7 +128,7 @@ impl Connection {
             let error = FabricError::Disconnected { server: self.ends.server };
             return Err(BatchFailure::not_executed(error, batch.len()));
         }
-        let sending = Sending::new(batch.verbs);
+        let sending = Sending::new(std::mem::take(&mut batch.verbs));
         let key = state.slots.insert(Results { outputs: sending.outputs(pool), failure: None });
         state.backlog.push_back((key, sending));
         state.fill(self.credit);

@@ -14,7 +14,7 @@ use super::error::VerbsError;
 use super::mailbox::{IS_MESSAGE, Mailbox, SLOT_BYTES, SLOTS};
 use super::notes::{Asked, Note};
 use super::offer::{LANES, Offer, ROOM, far_regions, message_count};
-use super::plan::{Limits, Memory, Plan};
+use super::plan::Limits;
 use super::queue::{Completion, CompletionQueue, PortAddress};
 use super::sender::Sender;
 use crate::addr::{ServerId, SessionId};
@@ -70,7 +70,6 @@ pub(crate) struct Connection {
     server: ServerId,
     session: SessionId,
     patience: Nanos,
-    limits: Limits,
     executor: Executor,
     completions: Arc<CompletionQueue>,
     mailbox: Arc<Mailbox>,
@@ -127,7 +126,7 @@ impl Connection {
         let room = ROOM.min(max.saturating_sub(message_count())).max(1);
         let regions = far_regions(&regions);
         let state = State {
-            lanes: lanes.map(|queue| Sender::new(&domain, queue, room, regions)),
+            lanes: lanes.map(|queue| Sender::new(&domain, queue, room, limits, regions)),
             slots: Slots::new(),
             ended: None,
             calls: FxHashMap::default(),
@@ -139,7 +138,6 @@ impl Connection {
             server,
             session,
             patience,
-            limits,
             executor: executor.clone(),
             completions,
             mailbox,
@@ -160,9 +158,10 @@ impl Connection {
     }
 
     /// Posts a checked batch.
+    #[inline]
     pub(crate) fn post(
         self: &Rc<Self>,
-        batch: Batch,
+        batch: &mut Batch,
         pool: &BufPool,
     ) -> Result<Ticket<Self>, Box<BatchFailure>> {
         let verbs = batch.len();
@@ -170,18 +169,16 @@ impl Connection {
         if let Some(error) = &state.ended {
             return Err(BatchFailure::not_executed(error.clone(), verbs));
         }
-        let plan = Plan::new(batch, pool, self.limits);
-        let lane = if plan.bytes > BULK_BYTES { BULK } else { SHORT };
+        let lane = if batch.bytes() > BULK_BYTES { BULK } else { SHORT };
         let key = state.slots.insert(verbs);
-        let posted = state.lanes[lane].post(plan, key);
+        let posted = state.lanes[lane].post(batch, pool, key);
         drop(state);
-        match posted {
-            Ok(true) => {}
-            Ok(false) => self.fail("a device does not take requests"),
-            Err(error) => {
-                self.state.borrow_mut().slots.remove(key);
-                return Err(BatchFailure::not_executed(error, verbs));
-            }
+        let is_taken = posted.map_err(|error| {
+            self.state.borrow_mut().slots.remove(key);
+            BatchFailure::not_executed(error, verbs)
+        })?;
+        if !is_taken {
+            self.fail("a device does not take requests");
         }
         Ok(Ticket::new(self, key))
     }
@@ -286,10 +283,7 @@ impl Connection {
         let State { lanes, slots, .. } = &mut *state;
         let lane = lanes.iter_mut().find(|lane| lane.queue().end_point().number == completion.queue);
         let is_fine = lane.is_some_and(|lane| {
-            lane.completed(completion.id, |key, memory| {
-                let outputs = memory.into_iter().map(Memory::output).collect();
-                slots.finish(key, Ok(Completed { outputs }));
-            })
+            lane.completed(completion.id, |key, outputs| slots.finish(key, Ok(Completed { outputs })))
         });
         if is_fine { Ok(()) } else { Err("a device does not take requests".to_owned()) }
     }

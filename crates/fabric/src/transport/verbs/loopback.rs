@@ -144,7 +144,7 @@ impl Loopback {
         describe(&mut request, key);
         // SAFETY: one request; its bytes are a slot of the mailbox, which the queue pair holds until it is destroyed and which is made
         // to be raced on.
-        let mut is_fine = unsafe { near.post(&mut request) };
+        let mut is_fine = unsafe { near.post(&raw mut request) };
         let begun = self.clock.now();
         let mut done = false;
         while is_fine && !done {

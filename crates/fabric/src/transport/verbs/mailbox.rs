@@ -114,7 +114,7 @@ impl Mailbox {
             (request.opcode, request.send_flags) = (sys::WR_SEND, sys::SEND_SIGNALED);
             // SAFETY: one request; the slot lies in the mailbox, which the queue pair holds until it is destroyed, and is not used
             // again before the device has said that it is sent.
-            if !unsafe { queue.post(&mut request) } {
+            if !unsafe { queue.post(&raw mut request) } {
                 return false;
             }
         }

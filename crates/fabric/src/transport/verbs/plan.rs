@@ -1,4 +1,4 @@
-//! A batch as requests to a device: pure, so that it is tested without one.
+//! Verbs as requests to a device: pure, so that it is tested without one.
 //!
 //! A verb is one request, or several. Words have to stay whole (rule 2), but a device moves packets, and whoever copies for it may
 //! move words of its own: an unaligned transfer is cut so that each piece begins and ends between words or lies in one. What is
@@ -7,8 +7,9 @@
 
 use crate::addr::GlobalAddr;
 use crate::buf::{Buf, BufPool, SharedBuf};
-use crate::verb::{Batch, Fences, INLINE_BYTES, Landing, Output, Source, Verb};
-use smallvec::SmallVec;
+use crate::error::FabricError;
+use crate::verb::{Fences, INLINE_BYTES, Landing, Output, Source, Verb};
+use std::collections::VecDeque;
 
 /// What a device takes.
 #[derive(Clone, Copy, Debug)]
@@ -34,10 +35,12 @@ pub(super) struct Request {
     pub(super) kind: Kind,
     pub(super) addr: GlobalAddr,
     /// Its bytes on our side: `len` of them, from `at`, in the memory of verb `verb`.
-    pub(super) verb: usize,
+    pub(super) verb: u64,
     pub(super) at: usize,
     pub(super) len: usize,
     pub(super) is_fenced: bool,
+    /// The last of its batch.
+    pub(super) is_last: bool,
 }
 
 /// The memory on our side that a verb reads or fills.
@@ -66,58 +69,50 @@ impl Memory {
     }
 }
 
-/// A batch as requests.
-#[derive(Debug)]
-pub(super) struct Plan {
-    pub(super) requests: SmallVec<[Request; 2]>,
-    /// By verb.
-    pub(super) memory: SmallVec<[Memory; 2]>,
-    /// How much is moved.
-    pub(super) bytes: usize,
-}
-
-impl Plan {
-    /// The requests of a checked batch, to a device with these limits.
-    pub(super) fn new(batch: Batch, pool: &BufPool, limits: Limits) -> Self {
-        let mut plan = Self { requests: SmallVec::new(), memory: SmallVec::new(), bytes: 0 };
-        let mut fences = Fences::default();
-        for verb in batch.verbs {
-            let is_fenced = fences.before(&verb);
-            plan.add(verb, is_fenced, pool, limits);
+/// Adds the requests of a checked verb to those that wait to be posted; brings its memory, which the verb has no more. The verb is
+/// number `n` of its queue.
+#[inline]
+pub(super) fn plan(
+    verb: &mut Verb,
+    n: u64,
+    fences: &mut Fences,
+    pool: &BufPool,
+    limits: Limits,
+    requests: &mut VecDeque<Request>,
+) -> Result<Memory, FabricError> {
+    let (addr, len, is_fenced) = (verb.addr(), verb.len(), fences.before(verb));
+    let (kind, memory, first) = match verb {
+        Verb::Read { into: Landing::Pooled, .. } => (Kind::Read, Memory::Landing(pool.take(len)), 0),
+        Verb::Read { into: Landing::Shared { buf, at }, .. } => {
+            (Kind::Read, Memory::Shared(buf.clone()), *at)
         }
-        plan
-    }
-
-    fn add(&mut self, verb: Verb, is_fenced: bool, pool: &BufPool, limits: Limits) {
-        let (n, addr, len) = (self.memory.len(), verb.addr(), verb.len());
-        self.bytes += len;
-        let (kind, memory, first) = match verb {
-            Verb::Read { into: Landing::Pooled, .. } => (Kind::Read, Memory::Landing(pool.take(len)), 0),
-            Verb::Read { into: Landing::Shared { buf, at }, .. } => (Kind::Read, Memory::Shared(buf), at),
-            Verb::Write { from: Source::Inline { bytes, .. }, .. } if len <= limits.inline_bytes => {
+        Verb::Write { from, .. } => match std::mem::replace(from, Source::NOTHING) {
+            Source::Inline { bytes, .. } if len <= limits.inline_bytes => {
                 (Kind::Write, Memory::Inline(bytes), 0)
             }
-            Verb::Write { from: Source::Inline { bytes, .. }, .. } => {
-                (Kind::Write, Memory::Source(pool.copy_of(&bytes[..len])), 0)
-            }
-            Verb::Write { from: Source::Owned(buf), .. } => (Kind::Write, Memory::Source(buf), 0),
-            Verb::Write { from: Source::Shared { buf, at, .. }, .. } => {
-                (Kind::Write, Memory::Shared(buf), at)
-            }
-            Verb::Cas { expected, desired, .. } => {
-                (Kind::Cas { expected, desired }, Memory::Word(pool.take(8)), 0)
-            }
-            Verb::Faa { add, .. } => (Kind::Faa { add }, Memory::Word(pool.take(8)), 0),
-            // Refused before it comes here: no device of ours has it.
-            Verb::MaskedCas { .. } => return,
-        };
-        for (at, len) in pieces(addr.offset(), len, limits.message_bytes) {
-            let addr = if at == 0 { addr } else { addr.add(at as u64) };
-            let is_fenced = is_fenced && at == 0;
-            self.requests.push(Request { kind, addr, verb: n, at: first + at, len, is_fenced });
+            Source::Inline { bytes, .. } => (Kind::Write, Memory::Source(pool.copy_of(&bytes[..len])), 0),
+            Source::Owned(buf) => (Kind::Write, Memory::Source(buf), 0),
+            Source::Shared { buf, at, .. } => (Kind::Write, Memory::Shared(buf), at),
+        },
+        Verb::Cas { expected, desired, .. } => {
+            (Kind::Cas { expected: *expected, desired: *desired }, Memory::Word(pool.take(8)), 0)
         }
-        self.memory.push(memory);
+        Verb::Faa { add, .. } => (Kind::Faa { add: *add }, Memory::Word(pool.take(8)), 0),
+        // Refused before it comes here: no device of ours has it.
+        Verb::MaskedCas { .. } => return Err(FabricError::Unsupported { what: "masked CAS" }),
+    };
+    let request = |at, len, is_fenced| {
+        let addr = if at == 0 { addr } else { addr.add(at as u64) };
+        Request { kind, addr, verb: n, at: first + at, len, is_fenced, is_last: false }
+    };
+    // Most verbs are whole words, and few of them.
+    if (addr.offset() | len as u64) % 8 == 0 && len <= limits.message_bytes {
+        requests.push_back(request(0, len, is_fenced));
+    } else {
+        let pieces = pieces(addr.offset(), len, limits.message_bytes);
+        requests.extend(pieces.map(|(at, len)| request(at, len, is_fenced && at == 0)));
     }
+    Ok(memory)
 }
 
 /// Cuts `len` bytes at `offset` so that no piece ends inside a word that it does not begin in, nor is longer than `max`.
@@ -145,6 +140,7 @@ fn pieces(offset: u64, len: usize, max: usize) -> impl Iterator<Item = (usize, u
 mod tests {
     use super::*;
     use crate::addr::{RegionId, ServerId};
+    use crate::verb::Batch;
     use proptest::prelude::*;
 
     const AT: GlobalAddr = GlobalAddr::new(ServerId::new(0), RegionId::MAIN, 64);
@@ -166,12 +162,28 @@ mod tests {
         }
     }
 
+    /// The requests of a batch, and the memory of its verbs.
+    fn plan_all(mut batch: Batch, pool: &BufPool, limits: Limits) -> (VecDeque<Request>, Vec<Memory>) {
+        let (mut requests, mut fences) = (VecDeque::new(), Fences::default());
+        let verbs = (0..).zip(&mut batch.verbs);
+        let memory = verbs.map(|(n, verb)| plan(verb, n, &mut fences, pool, limits, &mut requests).unwrap());
+        let memory = memory.collect();
+        (requests, memory)
+    }
+
     #[test]
     fn an_aligned_verb_is_one_request() {
-        for len in [8, 64, 1024, 1 << 20] {
-            assert_eq!(pieces(64, len, 1 << 30).count(), 1, "{len} bytes");
+        let (pool, limits) = (BufPool::default(), Limits { message_bytes: 1 << 20, ..LIMITS });
+        for (at, len, expected) in
+            [(0, 8, 1), (0, 64, 1), (0, 1 << 20, 1), (0, 8 + (1 << 20), 2), (3, 3, 1), (0, 12, 2), (4, 8, 2)]
+        {
+            let mut batch = Batch::new(AT.server());
+            batch.read(AT.add(at), len);
+            let (requests, _) = plan_all(batch, &pool, limits);
+            assert_eq!(requests.len(), expected, "{len} bytes at {at}");
+            let cut: Vec<_> = pieces(at, len, limits.message_bytes).collect();
+            assert_eq!(requests.iter().map(|r| (r.at, r.len)).collect::<Vec<_>>(), cut);
         }
-        assert_eq!(pieces(67, 3, 1 << 30).count(), 1, "inside one word");
     }
 
     #[test]
@@ -183,9 +195,9 @@ mod tests {
         batch.write(AT.add(3), pool.copy_of(&[7; 100]));
         batch.write_word(AT, 5);
         batch.faa(AT, 1);
-        let plan = Plan::new(batch, &pool, LIMITS);
+        let (requests, memory) = plan_all(batch, &pool, LIMITS);
         let said: Vec<(Kind, u64, bool)> =
-            plan.requests.iter().map(|r| (r.kind, r.addr.offset() - AT.offset(), r.is_fenced)).collect();
+            requests.iter().map(|r| (r.kind, r.addr.offset() - AT.offset(), r.is_fenced)).collect();
         let write = |at, fenced| (Kind::Write, at, fenced);
         assert_eq!(
             said,
@@ -201,7 +213,7 @@ mod tests {
                 (Kind::Faa { add: 1 }, 0, false),
             ]
         );
-        assert_eq!(plan.bytes, 8 + 100 + 100 + 8 + 8);
+        assert_eq!(memory.len(), 5);
     }
 
     #[test]
@@ -213,11 +225,11 @@ mod tests {
         batch.read_into(AT, 16, &shared, 8);
         batch.cas(AT, 1, 2);
         batch.write_inline(AT.add(6), &[1, 2, 3, 4]);
-        let plan = Plan::new(batch, &pool, LIMITS);
-        assert_eq!(plan.memory.len(), 4);
-        let places: Vec<_> = plan.requests.iter().map(|r| (r.verb, r.at, r.len)).collect();
+        let (requests, memory) = plan_all(batch, &pool, LIMITS);
+        assert_eq!(memory.len(), 4);
+        let places: Vec<_> = requests.iter().map(|r| (r.verb, r.at, r.len)).collect();
         assert_eq!(places, [(0, 0, 16), (1, 8, 16), (2, 0, 8), (3, 0, 2), (3, 2, 2)], "cut between words");
-        let outputs: Vec<Output> = plan.memory.into_iter().map(Memory::output).collect();
+        let outputs: Vec<Output> = memory.into_iter().map(Memory::output).collect();
         assert!(matches!(&outputs[0], Output::Bytes(buf) if buf.len() == 16));
         assert!(matches!(outputs[1..], [Output::Done, Output::Previous(_), Output::Done]));
     }
@@ -228,8 +240,8 @@ mod tests {
         for (inline_bytes, is_carried) in [(0, false), (7, false), (8, true)] {
             let mut batch = Batch::new(AT.server());
             batch.write_word(AT, 0x0102_0304_0506_0708);
-            let plan = Plan::new(batch, &pool, Limits { inline_bytes, ..LIMITS });
-            match &plan.memory[0] {
+            let (_, memory) = plan_all(batch, &pool, Limits { inline_bytes, ..LIMITS });
+            match &memory[0] {
                 Memory::Inline(bytes) => assert!(is_carried && bytes[..8] == [8, 7, 6, 5, 4, 3, 2, 1]),
                 Memory::Source(buf) => assert!(!is_carried && buf[..] == [8, 7, 6, 5, 4, 3, 2, 1]),
                 other => panic!("{other:?}"),

@@ -340,7 +340,8 @@ impl QueuePair {
     /// # Safety
     /// The list is well-formed, and what its requests name stays allocated and registered until they have completed or the queue
     /// pair has been ended; what they write is nobody else's until then.
-    pub(super) unsafe fn post(&self, list: &mut sys::SendWr) -> bool {
+    #[inline]
+    pub(super) unsafe fn post(&self, list: *mut sys::SendWr) -> bool {
         let (Some(raw), Some(post)) = (self.raw, self.domain.context().operations().post_send) else {
             return false;
         };
