@@ -36,7 +36,7 @@ const MAIN: TaskId = usize::MAX;
 /// How many tasks are polled before new ones are collected.
 const BURST: usize = 64;
 /// After so many bursts the clock, timers and connections get a look, though tasks are ready. A thread with nothing to do looks
-/// at them every time.
+/// at connections every time, and at the clock too, unless it looks as often as it can.
 const BURSTS_PER_LOOK: u32 = 16;
 /// How long a thread that expects something looks for it before it sleeps.
 const SPIN_NS: Nanos = 50 * MICROSECOND;
@@ -100,6 +100,8 @@ struct Inner {
     sources: RefCell<Vec<Weak<dyn Source>>>,
     /// When sources were first found to have nothing to do, since they last had.
     idle_since: Cell<Option<Nanos>>,
+    /// The thread looks for something without giving way, and therefore often: not every look reads the clock, which takes longer.
+    is_alone: Cell<bool>,
 }
 
 enum Clock {
@@ -151,7 +153,7 @@ struct ReadyQueue {
 
 #[derive(Default)]
 struct Woken {
-    tasks: Vec<TaskId>,
+    tasks: VecDeque<TaskId>,
     /// Whether the thread sleeps, or is about to: only then does a wake-up cost a system call.
     sleep: Sleep,
 }
@@ -168,7 +170,7 @@ enum Sleep {
 impl ReadyQueue {
     fn push(&self, id: TaskId) {
         let mut woken = lock(&self.woken);
-        woken.tasks.push(id);
+        woken.tasks.push_back(id);
         // Under the lock, so that whoever takes the list lowers it for what he took only.
         self.any.store(true, Ordering::Release);
         match std::mem::take(&mut woken.sleep) {
@@ -246,6 +248,7 @@ impl Executor {
                 paused: RefCell::default(),
                 sources: RefCell::default(),
                 idle_since: Cell::new(None),
+                is_alone: Cell::new(false),
             }),
         }
     }
@@ -346,7 +349,7 @@ impl Executor {
         self.inner.queue.borrow_mut().push_back(MAIN);
         let mut was_idle = true;
         for turn in (0..BURSTS_PER_LOOK).cycle() {
-            if was_idle || turn == 0 {
+            if turn == 0 || (was_idle && !self.inner.is_alone.get()) {
                 self.fire_timers();
             }
             self.collect_woken();
@@ -423,6 +426,9 @@ impl Executor {
             self.inner.idle_since.set(None);
             return true;
         }
+        if is_idle && !is_clock_due && self.inner.is_alone.get() {
+            return false;
+        }
         let now = self.now();
         let mut spin: Option<Spin> = None;
         self.each_source(|source| {
@@ -439,6 +445,7 @@ impl Executor {
         }
         let idle_ns = now.saturating_sub(self.inner.idle_since.get().unwrap_or(now));
         self.inner.idle_since.set(Some(now - idle_ns));
+        self.inner.is_alone.set(spin.is_some_and(|spin| idle_ns < spin.alone_ns));
         if spin.is_none_or(|spin| idle_ns > spin.ns) {
             self.sleep_on_sources();
             self.inner.idle_since.set(None);
@@ -518,7 +525,11 @@ impl Executor {
         let mut woken = lock(&ready.woken);
         ready.any.store(false, Ordering::Relaxed);
         if paused.is_empty() {
-            queue.extend(woken.tasks.drain(..));
+            if queue.is_empty() {
+                std::mem::swap(&mut *queue, &mut woken.tasks);
+            } else {
+                queue.append(&mut woken.tasks);
+            }
             return;
         }
         let tasks = self.inner.tasks.borrow();
