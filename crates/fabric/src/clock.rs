@@ -11,24 +11,31 @@ pub const MILLISECOND: Nanos = 1_000_000;
 /// One second.
 pub const SECOND: Nanos = 1_000_000_000;
 
+/// The system's monotonic clock: the one place where real time enters. Asked directly, since `std` takes twice as long to say the same,
+/// and this is asked twice for every verb that somebody times.
+#[inline]
+fn since_boot() -> Nanos {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    // 292 years fit, and it is never negative.
+    u64::try_from(time.tv_sec * 1_000_000_000 + time.tv_nsec).unwrap_or(0)
+}
+
 /// The monotonic clock of this process.
 #[derive(Clone, Copy, Debug)]
 pub struct RealClock {
-    start: std::time::Instant,
+    start: Nanos,
 }
 
 impl RealClock {
     /// A clock that starts now.
-    #[expect(clippy::disallowed_methods, reason = "this is the one place where real time enters")]
     pub fn new() -> Self {
-        Self { start: std::time::Instant::now() }
+        Self { start: since_boot() }
     }
 
     /// Nanoseconds since the clock was made.
+    #[inline]
     pub fn now(&self) -> Nanos {
-        let span = self.start.elapsed();
-        // 584 years fit; `as_nanos` would compute with twice as many bits, and this is asked for often.
-        span.as_secs() * SECOND + u64::from(span.subsec_nanos())
+        since_boot().saturating_sub(self.start)
     }
 }
 
