@@ -21,6 +21,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             "what cannot be called is refused with the right error, and calls go on"),
         scenario!("calls/repeat", clients 1, repeat,
             "a call that is sent again runs at most once and gets the same reply, even while it runs"),
+        scenario!("calls/two_ways", clients 1, two_ways,
+            "a call that is asked over a broken connection, the next one and beside it runs once, and every way has its reply"),
         scenario!("calls/beside", clients 1, beside,
             "procedures work beside their server's memory only, in their caller's name"),
         scenario!("calls/long", clients 1, long,
@@ -154,6 +156,41 @@ async fn repeat_at(client: &Client, target: Target, counter: GlobalAddr) -> Outc
     let failing = op.prepare_call(target, FAIL, vec![]);
     let (first, second) = (failing.send().await, failing.send().await);
     ensure!(first == second && first.is_err(), "a failing call repeated: {first:?}, then {second:?}");
+    Ok(())
+}
+
+/// Asks the same call over one connection, and, while it runs, over the next one more often than a connection takes calls without an
+/// answer. Over RDMA it goes as a message on either queue pair, and the rest over the line.
+async fn two_ways(client: &Client) -> Outcome {
+    const TIMES: usize = 10;
+    let n = client.servers() - 1;
+    let (count, gate) = (client.at(n, 0), client.at(n, 8));
+    let op = client.op();
+    let call = op.prepare_call(server(client, n), LONG_WORK, encode(&Task::Gate { count, gate }));
+    poll_once(pin!(call.send())).await;
+    client.until("the call to begin", count, |begun| begun == 1).await?;
+    client.endpoint.reconnect(client.server(n)).await?;
+    for asked in 0..TIMES {
+        let early = poll_once(pin!(call.send())).await;
+        ensure!(
+            early.is_none(),
+            "a call that waits at its gate was answered: {early:?} (asked {asked} times)"
+        );
+    }
+    // This one is waited for.
+    let mut last = pin!(call.send());
+    poll_once(last.as_mut()).await;
+    client.tell(gate, 1).await?;
+    let (first, second) = (last.await?, call.send().await?);
+    ensure!(first == second, "a call got {first:?} one way, then {second:?}");
+    let (found, ran) = (word(&first)?, op.read_word(count).await?);
+    ensure!(found == 0 && ran == 1, "a call that was asked two ways ran {ran} times, and found {found}");
+    // Nothing of that is left in the way of others.
+    for n in 0..TIMES {
+        let request = vec![0; n];
+        let reply = op.call(server(client, client.servers() - 1), ECHO, request.clone()).await?;
+        ensure!(reply == request, "an echo came back as {reply:?}");
+    }
     Ok(())
 }
 
