@@ -836,6 +836,57 @@ mod tests {
         assert_eq!(*order.borrow(), [1, 2, 3]);
     }
 
+    /// Something that is under way for ever.
+    struct Slow {
+        looks: Cell<u64>,
+        looks_at_clock: Cell<u64>,
+        alone_ns: Nanos,
+        end: WakeUp,
+    }
+
+    impl Source for Slow {
+        fn flush(&self) -> bool {
+            false
+        }
+        fn advance(&self) -> bool {
+            self.looks.set(self.looks.get() + 1);
+            false
+        }
+        fn expire(&self, _: Nanos) -> bool {
+            self.looks_at_clock.set(self.looks_at_clock.get() + 1);
+            false
+        }
+        fn is_expecting(&self) -> bool {
+            true
+        }
+        fn interest(&self) -> PollFd<'_> {
+            PollFd::new(&self.end, rustix::event::PollFlags::IN)
+        }
+        fn deadline(&self) -> Option<Nanos> {
+            None
+        }
+        fn spin(&self) -> Spin {
+            Spin { ns: SECOND, alone_ns: self.alone_ns }
+        }
+    }
+
+    #[test]
+    fn whoever_looks_alone_seldom_reads_the_clock_and_keeps_its_timers() {
+        for (alone_ns, looks_per_clock) in [(0, 1), (SECOND, u64::from(BURSTS_PER_LOOK))] {
+            let executor = Executor::new();
+            let (looks, looks_at_clock) = (Cell::new(0), Cell::new(0));
+            let slow = Rc::new(Slow { looks, looks_at_clock, alone_ns, end: WakeUp::new().unwrap() });
+            executor.register(&(Rc::clone(&slow) as Rc<dyn Source>)).unwrap();
+            let at = executor.now() + 2 * MILLISECOND;
+            executor.block_on(executor.sleep_until(at));
+            assert!(executor.now() < at + SECOND / 2, "the timer is kept, though no look brings anything");
+            let (looks, at_clock) = (slow.looks.get(), slow.looks_at_clock.get());
+            // The first looks are not alone yet.
+            let most = looks / looks_per_clock + 2;
+            assert!((1..=most).contains(&at_clock), "{at_clock} of {looks} looks read the clock");
+        }
+    }
+
     #[test]
     fn a_killed_group_ends_and_its_joiners_learn_it() {
         let executor = Executor::with_virtual_time(1);
