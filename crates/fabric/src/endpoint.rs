@@ -12,6 +12,7 @@ use crate::clock::Nanos;
 use crate::control::{ControlError, Reply, Request};
 use crate::error::FabricError;
 use crate::exec::{Executor, JoinHandle};
+use crate::mem::Words;
 use crate::pins::Pins;
 use crate::procedure::{ProcedureContext, ProcedureId, ProcedureSet};
 use crate::session::Session;
@@ -304,9 +305,10 @@ impl Endpoint {
         }
     }
 
-    /// Gives other tasks a turn now and then, though a transport may never make this one wait.
+    /// Gives other tasks a turn now and then, though a transport may never make this one wait. Verbs do that by themselves, except
+    /// [`Op::look`].
     #[inline]
-    async fn breathe(&self) {
+    pub async fn breathe(&self) {
         let left = self.inner.turn.get();
         if left > 0 {
             self.inner.turn.set(left - 1);
@@ -469,6 +471,37 @@ impl Op {
         Ok(submit!(self, batch)?.take(n))
     }
 
+    /// READ of aligned words by looking at them where they are, without a copy: `with` is given them, and what it makes of them counts
+    /// if the connection was still open afterwards. `None`, and nothing happens, where that cannot be: ask [`Op::read`] then. It never waits,
+    /// so it lets no other task run: whoever looks for long calls [`Endpoint::breathe`]. Counts as one READ of all bytes, however few are looked at.
+    #[inline]
+    pub fn look<T>(
+        &self,
+        addr: GlobalAddr,
+        len: usize,
+        with: impl FnOnce(Words<'_>) -> T,
+    ) -> Option<Result<T, FabricError>> {
+        let Link::Direct(link) = &self.endpoint.inner.link else { return None };
+        let seen = link.look(addr, len, with)?;
+        if seen.is_ok() {
+            self.count_one(|stats| {
+                stats.reads += 1;
+                stats.bytes_read += len as u64;
+            });
+            let turn = &self.endpoint.inner.turn;
+            turn.set(turn.get().saturating_sub(1));
+        }
+        Some(seen)
+    }
+
+    /// Says that these bytes will be read soon. A hint, which costs nothing where it is of no use.
+    #[inline]
+    pub fn expect(&self, addr: GlobalAddr, len: usize) {
+        if let Link::Direct(link) = &self.endpoint.inner.link {
+            link.expect(addr, len);
+        }
+    }
+
     /// READ of one aligned word.
     #[inline]
     pub async fn read_word(&self, addr: GlobalAddr) -> Result<u64, FabricError> {
@@ -496,6 +529,21 @@ impl Op {
         batch.write(addr, data);
         submit!(self, batch)?;
         Ok(())
+    }
+
+    /// WRITE of bytes, which are copied if the verb has to own them.
+    #[inline]
+    pub async fn write_bytes(&self, addr: GlobalAddr, data: &[u8]) -> Result<(), FabricError> {
+        if let Link::Direct(link) = &self.endpoint.inner.link {
+            link.write(addr, data)?;
+            self.count_one(|stats| {
+                stats.writes += 1;
+                stats.bytes_written += data.len() as u64;
+            });
+            self.endpoint.breathe().await;
+            return Ok(());
+        }
+        self.write(addr, self.endpoint.buf_of(data)).await
     }
 
     /// WRITE of one word (aligned or not, it takes effect as rule 2 says).

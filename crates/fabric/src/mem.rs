@@ -36,6 +36,40 @@ unsafe impl Send for RacyMemory {}
 // SAFETY: as above; all methods take `&self` and are made to race.
 unsafe impl Sync for RacyMemory {}
 
+/// Words of a block, where they are. Each look at one is a load by itself: who looks twice may see two things.
+#[derive(Clone, Copy, Debug)]
+pub struct Words<'a>(&'a [AtomicU64]);
+
+impl Words<'_> {
+    /// How many bytes they have.
+    #[inline]
+    pub fn len(self) -> usize {
+        self.0.len() * 8
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The word at byte `at`, a multiple of 8; 0 if there is none.
+    #[inline]
+    pub fn get(self, at: usize) -> u64 {
+        debug_assert!(at % 8 == 0, "a word is 8-byte aligned");
+        self.0.get(at / 8).map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    /// Copies all of them in the place of what `into` held.
+    #[inline]
+    pub fn copy_to(self, into: &mut Vec<u8>) {
+        into.resize(self.len(), 0);
+        // SAFETY: both sides have that many bytes and do not overlap, since `into` is exclusively borrowed; words are aligned.
+        unsafe { copy_words(self.0.as_ptr().cast(), into.as_mut_ptr(), self.0.len()) };
+        fence(Ordering::Acquire);
+    }
+}
+
 /// One side of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
@@ -116,6 +150,15 @@ impl RacyMemory {
         // SAFETY: in bounds and aligned as just checked; the memory lives as long as `self` and is only accessed as
         // atomics or from assembly.
         unsafe { self.base.add(offset / 8).as_ref() }
+    }
+
+    /// The words of `len` bytes at `offset`, both multiples of 8 inside the block.
+    #[inline]
+    pub fn words(&self, offset: usize, len: usize) -> Words<'_> {
+        self.check(offset, len);
+        assert!(offset % 8 == 0 && len % 8 == 0, "a word is 8-byte aligned");
+        // SAFETY: in bounds and aligned as just checked; as for `word`.
+        Words(unsafe { std::slice::from_raw_parts(self.base.add(offset / 8).as_ptr(), len / 8) })
     }
 
     /// Masked compare-and-swap: if the word equals `compare` under `compare_mask`, its bits under `swap_mask` become
@@ -474,6 +517,11 @@ mod tests {
             let mut part = vec![0u8; len];
             memory.read(offset, &mut part);
             prop_assert_eq!(&part, &data);
+            let words = memory.words(offset / 8 * 8, len / 8 * 8);
+            words.copy_to(&mut part);
+            prop_assert_eq!(&part, &model[offset / 8 * 8..][..len / 8 * 8]);
+            let one_by_one: Vec<u8> = (0..words.len() / 8).flat_map(|n| words.get(8 * n).to_le_bytes()).collect();
+            prop_assert_eq!((&one_by_one, words.get(words.len())), (&part, 0));
             let other = RacyMemory::zeroed(1024).unwrap();
             memory.copy_to(offset, &other, to_offset, len, if seed % 2 == 0 { Side::Source } else { Side::Destination });
             let mut copied = vec![0u8; 1024];

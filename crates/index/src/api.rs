@@ -135,4 +135,21 @@ pub trait OrderedIndex {
         limit: usize,
         reverse: bool,
     ) -> impl Future<Output = Result<Vec<KeyValue>, IndexError>>;
+
+    /// The same, but hands each pair to `each`, in order, and says how many there were: an engine can spare the copies that way. If it fails,
+    /// some may have been handed out.
+    fn scan_with(
+        &self,
+        start: Bound<&[u8]>,
+        end: Bound<&[u8]>,
+        limit: usize,
+        reverse: bool,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> impl Future<Output = Result<usize, IndexError>> {
+        async move {
+            let pairs = self.scan(start, end, limit, reverse).await?;
+            pairs.iter().for_each(|(key, value)| each(key, value));
+            Ok(pairs.len())
+        }
+    }
 }

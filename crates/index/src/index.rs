@@ -234,4 +234,15 @@ impl OrderedIndex for Handle {
     ) -> Result<Vec<KeyValue>, IndexError> {
         self.operations.scan(start, end, limit, reverse).await
     }
+
+    async fn scan_with(
+        &self,
+        start: Bound<&[u8]>,
+        end: Bound<&[u8]>,
+        limit: usize,
+        reverse: bool,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<usize, IndexError> {
+        self.operations.scan_with(start, end, limit, reverse, each).await
+    }
 }

@@ -19,7 +19,7 @@ use crate::buf::{Buf, BufPool};
 use crate::call::{Call, CallError, CallId, CallOutcome, Target};
 use crate::caps::Capabilities;
 use crate::error::FabricError;
-use crate::mem::Side;
+use crate::mem::{Side, Words};
 use crate::region::{Permissions, RegionTable};
 use crate::verb::{Batch, BatchFailure, BatchResult, Completed, Landing, Output, Source, Verb, VerbOutcome};
 use smallvec::SmallVec;
@@ -238,6 +238,44 @@ impl DirectLink {
         Ok(buf)
     }
 
+    /// READ of aligned words where they are; `None` if it is not the processor that reaches them.
+    #[inline]
+    pub(crate) fn look<T>(
+        &self,
+        addr: GlobalAddr,
+        len: usize,
+        with: impl FnOnce(Words<'_>) -> T,
+    ) -> Option<Result<T, FabricError>> {
+        if self.device_for(addr).is_some() {
+            return None;
+        }
+        Some(self.checked_for_reading(addr, len).and_then(|route| {
+            let seen = with(route.memory.region(addr.region()).words(at(addr.offset()), len));
+            self.check_open(route)?;
+            Ok(seen)
+        }))
+    }
+
+    #[inline]
+    fn checked_for_reading(&self, addr: GlobalAddr, len: usize) -> Result<&Route, FabricError> {
+        let route = self.route(addr.server())?;
+        if !addr.is_word_aligned() || len % 8 != 0 {
+            return Err(FabricError::Misaligned { addr });
+        }
+        route.table.check(addr, len as u64, Permissions::READ)?;
+        Ok(route)
+    }
+
+    /// Says that these bytes will be read soon.
+    #[inline]
+    pub(crate) fn expect(&self, addr: GlobalAddr, len: usize) {
+        if let Ok(route) = self.route(addr.server()) {
+            if route.table.get(addr.region()).is_some() {
+                route.memory.region(addr.region()).expect(at(addr.offset()), len);
+            }
+        }
+    }
+
     /// READ of one aligned word, without a buffer.
     #[inline]
     pub(crate) fn read_word(&self, addr: GlobalAddr) -> Result<u64, FabricError> {
@@ -252,6 +290,23 @@ impl DirectLink {
         let word = route.memory.region(addr.region()).word(at(addr.offset())).load(Ordering::SeqCst);
         self.check_open(route)?;
         Ok(word)
+    }
+
+    /// WRITE without a batch.
+    #[inline]
+    pub(crate) fn write(&self, addr: GlobalAddr, data: &[u8]) -> Result<(), FabricError> {
+        let route = self.route(addr.server())?;
+        route.table.check(addr, data.len() as u64, Permissions::WRITE)?;
+        if !route.gate.enter() {
+            return Err(self.why_closed(route));
+        }
+        let written = match self.device_for(addr) {
+            Some(device) => device.write(addr, data),
+            None => Ok(route.memory.region(addr.region()).write(at(addr.offset()), data)),
+        };
+        fence(Ordering::SeqCst);
+        route.gate.leave();
+        written
     }
 
     /// WRITE of one aligned word, without a buffer.

@@ -254,4 +254,18 @@ impl OrderedIndex for AnyIndex {
             Self::Sphinx(index) => index.scan(start, end, limit, reverse).await,
         }
     }
+
+    async fn scan_with(
+        &self,
+        start: Bound<&[u8]>,
+        end: Bound<&[u8]>,
+        limit: usize,
+        reverse: bool,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<usize, IndexError> {
+        match self {
+            Self::Sherman(index) => index.scan_with(start, end, limit, reverse, each).await,
+            Self::Sphinx(index) => index.scan_with(start, end, limit, reverse, each).await,
+        }
+    }
 }

@@ -134,8 +134,10 @@ impl Redo {
 
     /// Its bytes, for this place.
     pub fn encode(&self, at: GlobalAddr) -> Vec<u8> {
-        let mut out = vec![0; 8];
-        let sizes = (self.encoded_bytes() as u64) << 32 | self.writes.len() as u64;
+        let bytes = self.encoded_bytes();
+        let mut out = Vec::with_capacity(bytes);
+        out.extend([0; 8]);
+        let sizes = (bytes as u64) << 32 | self.writes.len() as u64;
         for word in [self.lock.to_raw(), self.mask, self.held, sizes] {
             out.extend(word.to_le_bytes());
         }

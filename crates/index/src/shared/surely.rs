@@ -85,7 +85,7 @@ pub async fn write_word(op: &Op, addr: GlobalAddr, word: u64) -> Result<(), Fabr
 /// WRITEs bytes that nobody else writes, through lost completions.
 pub async fn write(op: &Op, addr: GlobalAddr, data: &[u8]) -> Result<(), FabricError> {
     for _ in 0..MAX_LOST {
-        match op.write(addr, op.endpoint().buf_of(data)).await {
+        match op.write_bytes(addr, data).await {
             Ok(()) => return Ok(()),
             Err(error) => reconnected(op, error).await?,
         }

@@ -407,7 +407,21 @@ impl OrderedIndex for Tree {
         limit: usize,
         reverse: bool,
     ) -> Result<Vec<KeyValue>, IndexError> {
-        self.range((start, end), limit, reverse).await
+        let mut found = Vec::new();
+        let mut each = |key: &[u8], value: &[u8]| found.push((key.to_vec(), value.to_vec()));
+        self.range((start, end), limit, reverse, &mut each).await?;
+        Ok(found)
+    }
+
+    async fn scan_with(
+        &self,
+        start: Bound<&[u8]>,
+        end: Bound<&[u8]>,
+        limit: usize,
+        reverse: bool,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<usize, IndexError> {
+        self.range((start, end), limit, reverse, each).await
     }
 }
 

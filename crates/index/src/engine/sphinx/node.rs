@@ -6,11 +6,46 @@ pub(super) mod prefix;
 use super::layout::{
     Head, NODE_END_AT, NODE_HASH_AT, NODE_HEAD_AT, NODE_SLOTS_AT, NodeKind, Slot, Step, Target,
 };
+use farwood_fabric::mem::Words;
 use smallvec::SmallVec;
 use std::ops::Deref;
 
 /// The children of a node, each with the step that leads to it, in the order of keys.
 pub(super) type Children = SmallVec<[(Step, Slot); 8]>;
+
+/// What a node is read from, word by word.
+pub(super) trait Image {
+    fn len(&self) -> usize;
+    /// The word at byte `at`; 0 if there is none.
+    fn word(&self, at: usize) -> u64;
+}
+
+/// A copy.
+impl<B: Deref<Target = [u8]>> Image for B {
+    fn len(&self) -> usize {
+        self.deref().len()
+    }
+
+    #[inline]
+    fn word(&self, at: usize) -> u64 {
+        self.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
+    }
+}
+
+/// The node itself, where it is. No method of [`Node`] looks at a word twice.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct InPlace<'a>(pub(super) Words<'a>);
+
+impl Image for InPlace<'_> {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    #[inline]
+    fn word(&self, at: usize) -> u64 {
+        self.0.get(at)
+    }
+}
 
 /// An inner node, as it was read.
 #[derive(Debug)]
@@ -28,10 +63,6 @@ pub(super) enum Form {
     Child(Slot),
     /// A node of this kind.
     Node(NodeKind),
-}
-
-fn word(bytes: &[u8], at: usize) -> u64 {
-    bytes.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
 /// Where the slot of a byte is in a Node256, which has one for each.
@@ -56,20 +87,22 @@ pub(super) fn is_too_large(kind: NodeKind, children: usize) -> bool {
     children <= kind.shrinks_at().max(1)
 }
 
-impl<B: Deref<Target = [u8]>> Node<B> {
+impl<B: Image> Node<B> {
     /// Takes bytes for a node; `None` if they are none of this kind.
+    #[inline]
     pub(super) fn accept(kind: NodeKind, bytes: B) -> Option<Self> {
-        let head = Head::from_word(word(&bytes, NODE_HEAD_AT))?;
+        let head = Head::from_word(bytes.word(NODE_HEAD_AT))?;
         (head.kind == kind && bytes.len() >= kind.bytes()).then_some(Self { bytes, head })
     }
 
     /// The hash of its prefix.
     pub(super) fn hash(&self) -> u64 {
-        word(&self.bytes, NODE_HASH_AT)
+        self.bytes.word(NODE_HASH_AT)
     }
 
+    #[inline]
     fn slot(&self, at: usize) -> Slot {
-        Slot(word(&self.bytes, at))
+        Slot(self.bytes.word(at))
     }
 
     /// Where the slots are, the end slot left out.
@@ -79,6 +112,7 @@ impl<B: Deref<Target = [u8]>> Node<B> {
 
     /// The slot that a step leads to and where it is in the node; an empty one's place is where it would be filled. `None` if the node
     /// has no such slot and no room for it.
+    #[inline]
     pub(super) fn find(&self, step: Step) -> Option<(usize, Slot)> {
         let byte = match step {
             Step::End => return Some((NODE_END_AT, self.slot(NODE_END_AT))),
@@ -114,14 +148,27 @@ impl<B: Deref<Target = [u8]>> Node<B> {
     /// Its children, in the order of keys.
     pub(super) fn children(&self) -> Children {
         let mut children = Children::new();
-        let end = self.slot(NODE_END_AT);
-        if !end.is_empty() {
-            children.push((Step::End, end));
-        }
-        let slots = self.slots_at().map(|at| self.slot(at)).filter(|slot| !slot.is_empty());
-        children.extend(slots.map(|slot| (Step::Byte(slot.byte()), slot)));
+        self.add_children(|child| children.push(child));
         children.sort_unstable_by_key(|(step, _)| *step);
         children
+    }
+
+    /// The same, in the place of what `children` held.
+    pub(super) fn children_into(&self, children: &mut Vec<(Step, Slot)>) {
+        children.clear();
+        self.add_children(|child| children.push(child));
+        children.sort_unstable_by_key(|(step, _)| *step);
+    }
+
+    #[inline]
+    fn add_children(&self, mut add: impl FnMut((Step, Slot))) {
+        let end = self.slot(NODE_END_AT);
+        if !end.is_empty() {
+            add((Step::End, end));
+        }
+        for slot in self.slots_at().map(|at| self.slot(at)).filter(|slot| !slot.is_empty()) {
+            add((Step::Byte(slot.byte()), slot));
+        }
     }
 
     /// Whether all its slots are slots, each of a byte of its own.

@@ -9,12 +9,13 @@ use super::layout::{
 };
 use super::node::leaf::Leaf;
 use super::node::prefix::Prefixes;
-use super::node::{Node, direct_slot_at};
+use super::node::{Image, InPlace, Node, direct_slot_at};
 use super::{Tree, corrupt};
 use crate::api::IndexError;
 use crate::shared::surely;
 use farwood_fabric::{Buf, Op, marks};
 use smallvec::SmallVec;
+use std::ops::Deref;
 
 /// How often a leaf is read until it is whole.
 const MAX_READS: u32 = 10_000;
@@ -62,6 +63,10 @@ impl Tree {
         prefixes: &Prefixes,
         below: usize,
     ) -> Result<Way, IndexError> {
+        let mut stops = SmallVec::new();
+        if let Some(leaf) = self.descend(op, key, |stop| stops.push(stop)) {
+            return Ok(Way { stops, leaf: leaf? });
+        }
         let jump = self.jump(op, key, prefixes, below).await?;
         let first = match jump.stop {
             Some(stop) => stop,
@@ -70,6 +75,43 @@ impl Tree {
         let way = self.follow(op, key, first).await?;
         self.learn(op, &jump, &way, prefixes).await?;
         Ok(way)
+    }
+
+    /// The way of a key from the root and the leaf that it leads to, if any, where this thread can look at nodes itself; `None` where it
+    /// cannot, or nodes are to be found by hash.
+    #[inline]
+    fn descend(
+        &self,
+        op: &Op,
+        key: &[u8],
+        mut pass: impl FnMut(Stop),
+    ) -> Option<Result<Option<LeafRef>, IndexError>> {
+        if self.finder().is_some() {
+            return None;
+        }
+        let (mut node, mut above) = (self.shared.root, None);
+        // Depths grow, so this ends.
+        loop {
+            let seen = op.look(node.addr, node.kind.bytes(), |words| {
+                Node::accept(node.kind, InPlace(words)).map(|image| stop_at(node, &image, key))
+            })?;
+            let stop = match seen {
+                Ok(Some(stop)) => stop,
+                Ok(None) => return Some(Err(no_node(node))),
+                Err(error) => return Some(Err(error.into())),
+            };
+            if above.is_some_and(|above| stop.head.depth <= above) {
+                return Some(Err(not_deeper(node)));
+            }
+            above = Some(stop.head.depth);
+            pass(stop);
+            node = match stop.slot.target() {
+                Some(Target::Empty) => return Some(Ok(None)),
+                Some(Target::Leaf(leaf)) => return Some(Ok(Some(leaf))),
+                Some(Target::Node(child)) => child,
+                None => return Some(Err(no_slot(node))),
+            };
+        }
     }
 
     /// The way of a key on from a node.
@@ -83,13 +125,11 @@ impl Tree {
                 Some(Target::Empty) => return Ok(Way { stops, leaf: None }),
                 Some(Target::Leaf(leaf)) => return Ok(Way { stops, leaf: Some(leaf) }),
                 Some(Target::Node(child)) => child,
-                None => {
-                    return Err(corrupt(format!("a slot of the node at {} is none", stop.node.addr)));
-                }
+                None => return Err(no_slot(stop.node)),
             };
             let next = self.read_stop(op, key, node, stop.head.depth + 1).await?;
             if next.head.depth <= stop.head.depth {
-                return Err(corrupt(format!("the node at {} is not deeper than its parent", node.addr)));
+                return Err(not_deeper(node));
             }
             stop = next;
         }
@@ -100,10 +140,7 @@ impl Tree {
         if node.kind == NodeKind::N256 && self.shared.config.switches.slot_reads {
             return self.read_slot_only(op, key, node, guess).await;
         }
-        let image = self.read_node(op, node).await?;
-        let step = Step::of(key, image.head.depth);
-        let slot = step.map_or(Slot::EMPTY, |step| image.child(step));
-        Ok(Stop { node, head: image.head, hash: image.hash(), step, slot })
+        Ok(stop_at(node, &self.read_node(op, node).await?, key))
     }
 
     /// READs the head of a Node256 and, in the same round trip, the slot that counts if its depth is as guessed.
@@ -140,7 +177,7 @@ impl Tree {
     }
 
     /// Takes bytes for the leaf here, if they are whole.
-    pub(super) fn accept(&self, leaf: LeafRef, bytes: Buf) -> Option<Leaf<Buf>> {
+    pub(super) fn accept<B: Deref<Target = [u8]>>(&self, leaf: LeafRef, bytes: B) -> Option<Leaf<B>> {
         let checked = !self.shared.config.sabotage.skip_checksum;
         let whole = Leaf::accept(self.shared.place(leaf.addr), bytes, checked).ok();
         if whole.is_none() {
@@ -169,9 +206,14 @@ impl Tree {
 
     /// The value of a key.
     pub(super) async fn look_up(&self, op: &Op, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
-        let hashed = if self.finder().is_some() { key } else { &[] };
-        let prefixes = Prefixes::new(self.shared.seed, hashed);
-        let Some(leaf) = self.way(op, key, &prefixes).await?.leaf else { return Ok(None) };
+        let leaf = match self.descend(op, key, drop) {
+            Some(leaf) => leaf?,
+            None => {
+                let hashed = if self.finder().is_some() { key } else { &[] };
+                self.way(op, key, &Prefixes::new(self.shared.seed, hashed)).await?.leaf
+            }
+        };
+        let Some(leaf) = leaf else { return Ok(None) };
         let leaf = self.read_leaf(op, leaf).await?;
         let is_there = leaf.key() == key && leaf.state() != LeafState::Deleted;
         Ok(is_there.then(|| leaf.value().to_vec()))
@@ -193,7 +235,7 @@ impl Tree {
                         return Ok(Some(self.read_leaf(op, leaf).await?.key().to_vec()));
                     }
                     Some(Target::Node(child)) => left.push(child),
-                    _ => return Err(corrupt(format!("a slot of the node at {} is none", at.addr))),
+                    _ => return Err(no_slot(at)),
                 }
             }
         }
@@ -201,6 +243,22 @@ impl Tree {
     }
 }
 
-fn no_node(node: NodeRef) -> IndexError {
+/// What a key needs of a node.
+#[inline]
+fn stop_at<B: Image>(node: NodeRef, image: &Node<B>, key: &[u8]) -> Stop {
+    let step = Step::of(key, image.head.depth);
+    let slot = step.map_or(Slot::EMPTY, |step| image.child(step));
+    Stop { node, head: image.head, hash: image.hash(), step, slot }
+}
+
+pub(super) fn no_slot(node: NodeRef) -> IndexError {
+    corrupt(format!("a slot of the node at {} is none", node.addr))
+}
+
+fn not_deeper(node: NodeRef) -> IndexError {
+    corrupt(format!("the node at {} is not deeper than its parent", node.addr))
+}
+
+pub(super) fn no_node(node: NodeRef) -> IndexError {
     corrupt(format!("there is no {:?} at {}", node.kind, node.addr))
 }

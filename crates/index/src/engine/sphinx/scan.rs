@@ -4,25 +4,32 @@
 //! are read. Each round trip reads the first slots of the list, many at a time, and puts what they led to in their place. So
 //! every key is looked at once, through slots that this operation read; each node and leaf is as it was at some instant of the scan.
 //!
+//! Where this thread can look at far memory itself, nothing is gained by reading many objects at a time: the first slot of the list is followed, and
+//! what will be next is fetched into the processor's cache meanwhile.
+//!
 //! A subtree is left out if the hash of its prefix shows on which side of a bound it lies. Where a key of the bound is not on the way
 //! (the hash is another), one key below tells the side for all.
 
-use super::layout::{LeafRef, LeafState, NodeRef, Step, Target};
-use super::node::Node;
+use super::Tree;
+use super::layout::{LeafRef, LeafState, NodeRef, Slot, Step, Target};
+use super::node::leaf::Leaf;
 use super::node::prefix::Prefixes;
+use super::node::{InPlace, Node};
+use super::read::{no_node, no_slot};
 use super::restructure::common_bytes;
-use super::{Tree, corrupt};
-use crate::api::{IndexError, KeyValue};
+use crate::api::IndexError;
 use crate::shared::surely;
-use farwood_fabric::{Buf, Op, marks};
+use farwood_fabric::{Buf, GlobalAddr, Op, marks};
 use std::cmp::Ordering;
 use std::collections::VecDeque;
-use std::ops::{Bound, RangeBounds};
+use std::ops::{Bound, Deref, RangeBounds};
 
 /// Most nodes and leaves that are read at a time.
 const MAX_PARALLEL: usize = 32;
 /// Most bytes that are read at a time, beside the first object.
 const MAX_PARALLEL_BYTES: usize = 256 << 10;
+/// How many objects are fetched into the cache before they are looked at.
+const MAX_EXPECTED: usize = 8;
 
 /// A range of keys.
 pub(super) type Range<'a> = (Bound<&'a [u8]>, Bound<&'a [u8]>);
@@ -37,7 +44,7 @@ struct Edge<'a> {
 enum Item {
     Node { node: NodeRef, on_edge: OnEdge },
     Leaf(LeafRef),
-    Pair(KeyValue),
+    Pair(Leaf<Buf>),
 }
 
 /// For each end of the range, whether it may lie within a subtree.
@@ -45,6 +52,16 @@ enum Item {
 struct OnEdge {
     start: bool,
     end: bool,
+}
+
+/// Where a subtree lies.
+enum Side {
+    /// Outside of the range.
+    Outside,
+    /// Behind the range, in the order of the scan.
+    Behind,
+    /// Some of it may be inside.
+    Inside(OnEdge),
 }
 
 /// A scan under way.
@@ -58,7 +75,11 @@ struct Scan<'a> {
     parallel: usize,
     /// What comes next, in the order of the scan.
     ahead: VecDeque<Item>,
-    found: Vec<KeyValue>,
+    /// Where pairs go, and how many went there.
+    each: &'a mut dyn FnMut(&[u8], &[u8]),
+    found: usize,
+    /// The children of the node that was read last.
+    children: Vec<(Step, Slot)>,
 }
 
 impl<'a> Edge<'a> {
@@ -81,32 +102,44 @@ impl<'a> Edge<'a> {
     }
 }
 
+impl Item {
+    /// What is to be read, and of how many bytes.
+    fn place(&self) -> Option<(GlobalAddr, usize)> {
+        match self {
+            Self::Node { node, .. } => Some((node.addr, node.kind.bytes())),
+            Self::Leaf(leaf) => Some((leaf.addr, leaf.class.bytes())),
+            Self::Pair(_) => None,
+        }
+    }
+}
+
 impl Scan<'_> {
     /// Takes the pairs at the head of the list.
     fn harvest(&mut self) {
-        while self.found.len() < self.limit && matches!(self.ahead.front(), Some(Item::Pair(_))) {
+        while self.found < self.limit && matches!(self.ahead.front(), Some(Item::Pair(_))) {
             if let Some(Item::Pair(pair)) = self.ahead.pop_front() {
-                self.found.push(pair);
+                self.take(&pair);
             }
         }
     }
 
+    fn take<B: Deref<Target = [u8]>>(&mut self, pair: &Leaf<B>) {
+        (self.each)(pair.key(), pair.value());
+        self.found += 1;
+    }
+
     fn is_done(&self) -> bool {
-        self.ahead.is_empty() || self.found.len() >= self.limit
+        self.ahead.is_empty() || self.found >= self.limit
     }
 
     /// Where in the list are the first objects to be read, and of how many bytes.
-    fn next_reads(&self) -> Vec<(usize, farwood_fabric::GlobalAddr, usize)> {
-        let most = self.limit.saturating_sub(self.found.len()).clamp(1, self.parallel);
+    fn next_reads(&self) -> Vec<(usize, GlobalAddr, usize)> {
+        let most = self.limit.saturating_sub(self.found).clamp(1, self.parallel);
         let (mut reads, mut bytes, mut pairs) = (Vec::new(), 0, 0);
         for (n, item) in self.ahead.iter().enumerate() {
-            let (addr, len) = match item {
-                Item::Node { node, .. } => (node.addr, node.kind.bytes()),
-                Item::Leaf(leaf) => (leaf.addr, leaf.class.bytes()),
-                Item::Pair(_) => {
-                    pairs += 1;
-                    continue;
-                }
+            let Some((addr, len)) = item.place() else {
+                pairs += 1;
+                continue;
             };
             if reads.len() + pairs >= most || (bytes + len > MAX_PARALLEL_BYTES && !reads.is_empty()) {
                 break;
@@ -127,11 +160,23 @@ impl Scan<'_> {
         }
     }
 
-    /// The children of a node that may have keys within the range, in the order of the scan.
-    fn children(&self, image: &Node<Buf>, on_edge: OnEdge) -> Result<Vec<Item>, IndexError> {
-        let depth = image.head.depth;
-        let mut items = Vec::new();
-        for (step, slot) in image.children() {
+    /// Whether a leaf counts.
+    fn counts<B: Deref<Target = [u8]>>(&self, leaf: &Leaf<B>) -> bool {
+        leaf.state() != LeafState::Deleted && RangeBounds::<[u8]>::contains(&self.range, leaf.key())
+    }
+
+    /// Puts those of `children` that may have keys within the range into the list, in the order of the scan: in front of all, or behind.
+    fn put_children(
+        &mut self,
+        (node, depth): (NodeRef, usize),
+        on_edge: OnEdge,
+        in_front: bool,
+    ) -> Result<(), IndexError> {
+        let mut children = std::mem::take(&mut self.children);
+        if self.reverse != in_front {
+            children.reverse();
+        }
+        for (step, slot) in children.drain(..) {
             let side = |edge: &Option<Edge<'_>>, is_on: bool| match edge {
                 Some(edge) if is_on => Some(edge.side(depth, step)),
                 _ => None,
@@ -141,38 +186,117 @@ impl Scan<'_> {
                 continue;
             }
             let on_edge = OnEdge { start: start == Some(Ordering::Equal), end: end == Some(Ordering::Equal) };
-            match slot.target() {
-                Some(Target::Node(node)) => items.push(Item::Node { node, on_edge }),
-                Some(Target::Leaf(leaf)) => items.push(Item::Leaf(leaf)),
-                _ => return Err(corrupt(format!("a slot of a node at depth {depth} is none"))),
+            let item = match slot.target() {
+                Some(Target::Node(node)) => Item::Node { node, on_edge },
+                Some(Target::Leaf(leaf)) => Item::Leaf(leaf),
+                _ => return Err(no_slot(node)),
+            };
+            if in_front {
+                self.ahead.push_front(item);
+            } else {
+                self.ahead.push_back(item);
             }
         }
-        if self.reverse {
-            items.reverse();
-        }
-        Ok(items)
+        self.children = children;
+        Ok(())
     }
 }
 
 impl Tree {
+    /// Hands pairs of a range to `each`; how many.
     pub(super) async fn range(
         &self,
         range: Range<'_>,
         limit: usize,
         reverse: bool,
-    ) -> Result<Vec<KeyValue>, IndexError> {
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<usize, IndexError> {
         let op = self.endpoint.op();
         let seed = self.shared.seed;
         let (start, end) = (Edge::of(range.0, seed), Edge::of(range.1, seed));
         let on_edge = OnEdge { start: start.is_some(), end: end.is_some() };
         let ahead = VecDeque::from([Item::Node { node: self.shared.root, on_edge }]);
         let parallel = if self.shared.config.switches.batched_scans { MAX_PARALLEL } else { 1 };
-        let mut scan = Scan { range, start, end, limit, reverse, parallel, ahead, found: Vec::new() };
+        let (found, children) = (0, Vec::new());
+        let mut scan = Scan { range, start, end, limit, reverse, parallel, ahead, each, found, children };
+        let mut leaf = Vec::new();
+        let is_immediate = self.endpoint.capabilities().immediate;
         while !scan.is_done() {
-            self.look_ahead(&op, &mut scan).await?;
-            scan.harvest();
+            if is_immediate {
+                self.look_at_next(&op, &mut scan, &mut leaf).await?;
+            } else {
+                self.look_ahead(&op, &mut scan).await?;
+                scan.harvest();
+            }
         }
         Ok(scan.found)
+    }
+
+    /// Follows the first slot of the list. `scratch` is room for a leaf.
+    async fn look_at_next(
+        &self,
+        op: &Op,
+        scan: &mut Scan<'_>,
+        scratch: &mut Vec<u8>,
+    ) -> Result<(), IndexError> {
+        match scan.ahead.pop_front() {
+            Some(Item::Node { node, on_edge }) => {
+                let children = &mut scan.children;
+                let seen = op.look(node.addr, node.kind.bytes(), |words| {
+                    let image = Node::accept(node.kind, InPlace(words))?;
+                    image.children_into(children);
+                    Some((image.head.depth, image.hash()))
+                });
+                let seen = match seen {
+                    Some(seen) => seen?,
+                    None => {
+                        let image = self.read_node(op, node).await?;
+                        image.children_into(children);
+                        Some((image.head.depth, image.hash()))
+                    }
+                };
+                let (depth, hash) = seen.ok_or_else(|| no_node(node))?;
+                match self.side_of(op, scan, (node, depth, hash), on_edge).await? {
+                    Side::Outside => {}
+                    Side::Behind => scan.ahead.clear(),
+                    Side::Inside(on_edge) => scan.put_children((node, depth), on_edge, true)?,
+                }
+                let places = scan.ahead.iter().filter_map(Item::place);
+                places.take(MAX_EXPECTED).for_each(|(addr, len)| op.expect(addr, len));
+                self.endpoint.breathe().await;
+            }
+            Some(Item::Leaf(at)) => {
+                if let Some((addr, len)) = scan.ahead.get(MAX_EXPECTED - 1).and_then(Item::place) {
+                    op.expect(addr, len);
+                }
+                let seen = op.look(at.addr, at.class.bytes(), |words| words.copy_to(scratch));
+                let whole = match seen {
+                    Some(seen) => seen.map(|()| self.accept(at, &scratch[..]))?,
+                    None => None,
+                };
+                match whole {
+                    Some(leaf) if scan.is_beyond(leaf.key()) => scan.ahead.clear(),
+                    Some(leaf) if scan.counts(&leaf) => scan.take(&leaf),
+                    Some(_) => {}
+                    None => self.reread(op, scan, at).await?,
+                }
+            }
+            Some(Item::Pair(pair)) => scan.take(&pair),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Takes the pair of a leaf that was torn.
+    #[cold]
+    async fn reread(&self, op: &Op, scan: &mut Scan<'_>, at: LeafRef) -> Result<(), IndexError> {
+        let leaf = self.read_leaf(op, at).await?;
+        if scan.is_beyond(leaf.key()) {
+            scan.ahead.clear();
+        } else if scan.counts(&leaf) {
+            scan.take(&leaf);
+        }
+        Ok(())
     }
 
     /// Reads what comes next, all at once, and puts what it leads to in its place.
@@ -215,35 +339,54 @@ impl Tree {
         &self,
         op: &Op,
         scan: &mut Scan<'_>,
-        (node, mut on_edge): (NodeRef, OnEdge),
+        (node, on_edge): (NodeRef, OnEdge),
         buf: Buf,
     ) -> Result<bool, IndexError> {
-        let Some(image) = Node::accept(node.kind, buf) else {
-            return Err(corrupt(format!("there is no {:?} at {}", node.kind, node.addr)));
-        };
+        let image = Node::accept(node.kind, buf).ok_or_else(|| no_node(node))?;
+        let depth = image.head.depth;
+        match self.side_of(op, scan, (node, depth, image.hash()), on_edge).await? {
+            Side::Outside => Ok(false),
+            Side::Behind => Ok(true),
+            Side::Inside(on_edge) => {
+                image.children_into(&mut scan.children);
+                scan.put_children((node, depth), on_edge, false).map(|()| false)
+            }
+        }
+    }
+
+    /// Where a subtree lies that edges of the range may lie within.
+    async fn side_of(
+        &self,
+        op: &Op,
+        scan: &Scan<'_>,
+        (node, depth, hash): (NodeRef, usize, u64),
+        mut on_edge: OnEdge,
+    ) -> Result<Side, IndexError> {
         let parts = |edge: &Option<Edge<'_>>, is_on: bool| {
-            let hash = edge.as_ref().filter(|_| is_on).map(|edge| edge.prefixes.get(image.head.depth));
-            hash.is_some_and(|hash| hash != Some(image.hash()))
+            let known = edge.as_ref().filter(|_| is_on).map(|edge| edge.prefixes.get(depth));
+            known.is_some_and(|known| known != Some(hash))
         };
         if parts(&scan.start, on_edge.start) || parts(&scan.end, on_edge.end) {
-            let Some(key) = self.some_key(op, node).await? else { return Ok(false) };
+            let Some(key) = Box::pin(self.some_key(op, node)).await? else { return Ok(Side::Outside) };
             let parted = |edge: &Option<Edge<'_>>, is_on: bool| {
                 let edge = edge.as_ref().filter(|_| is_on)?;
-                (common_bytes(edge.key, &key) < image.head.depth).then(|| key.as_slice().cmp(edge.key))
+                (common_bytes(edge.key, &key) < depth).then(|| key.as_slice().cmp(edge.key))
             };
             // The whole subtree lies on one side of an edge that is not within it.
             let (start, end) = (parted(&scan.start, on_edge.start), parted(&scan.end, on_edge.end));
             match (start, end) {
-                (Some(Ordering::Less), _) => return Ok(scan.reverse),
-                (_, Some(Ordering::Greater)) => return Ok(!scan.reverse),
+                (Some(Ordering::Less), _) => {
+                    return Ok(if scan.reverse { Side::Behind } else { Side::Outside });
+                }
+                (_, Some(Ordering::Greater)) => {
+                    return Ok(if scan.reverse { Side::Outside } else { Side::Behind });
+                }
                 _ => {}
             }
             on_edge.start &= start.is_none();
             on_edge.end &= end.is_none();
         }
-        let children = scan.children(&image, on_edge)?;
-        scan.ahead.extend(children);
-        Ok(false)
+        Ok(Side::Inside(on_edge))
     }
 
     /// Puts a pair in the place of its leaf, if it counts. Whether the range ends here.
@@ -261,9 +404,8 @@ impl Tree {
         if scan.is_beyond(leaf.key()) {
             return Ok(true);
         }
-        let is_inside = RangeBounds::<[u8]>::contains(&scan.range, leaf.key());
-        if is_inside && leaf.state() != LeafState::Deleted {
-            scan.ahead.push_back(Item::Pair((leaf.key().to_vec(), leaf.value().to_vec())));
+        if scan.counts(&leaf) {
+            scan.ahead.push_back(Item::Pair(leaf));
         }
         Ok(false)
     }
