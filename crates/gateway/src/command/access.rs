@@ -153,7 +153,7 @@ impl<S: Store> Shard<S> {
 
     /// Goes through a range, from one end.
     pub(crate) fn walk(&self, start: Bound<Vec<u8>>, end: Bound<Vec<u8>>, reverse: bool) -> Walk<'_, S> {
-        Walk { shard: self, start, end, reverse, page: FIRST_PAGE, is_through: false }
+        Walk { shard: self, start, end, reverse, page: FIRST_PAGE, has_begun: false, is_through: false }
     }
 }
 
@@ -170,38 +170,58 @@ pub(crate) struct Walk<'a, S: Store> {
     end: Bound<Vec<u8>>,
     reverse: bool,
     page: usize,
+    has_begun: bool,
     is_through: bool,
 }
 
 impl<S: Store> Walk<'_, S> {
     /// The next page, of at most so many pairs, expired ones included; `None` at the end.
     pub(crate) async fn next(&mut self, most: usize) -> Result<Option<Vec<KeyValue>>, Refused> {
+        let mut pairs = Vec::new();
+        let took = |key: &[u8], stored: &[u8]| pairs.push((key.to_vec(), stored.to_vec()));
+        Ok(self.each(most, took).await?.then_some(pairs))
+    }
+
+    /// The same, one by one, without a copy of the page. Whether there were any.
+    pub(crate) async fn each(
+        &mut self,
+        most: usize,
+        mut took: impl FnMut(&[u8], &[u8]),
+    ) -> Result<bool, Refused> {
         if self.is_through {
-            return Ok(None);
+            return Ok(false);
+        }
+        if std::mem::replace(&mut self.has_begun, true) {
+            self.shard.endpoint.yield_now().await;
         }
         let limit = most.min(self.page).max(1);
-        let pairs = {
+        let (mut last, mut bytes) = (Vec::new(), 0);
+        let mut each = |key: &[u8], stored: &[u8]| {
+            took(key, stored);
+            bytes += key.len() + stored.len();
+            last.clear();
+            last.extend_from_slice(key);
+        };
+        let count = {
             let (start, end) = (self.start.as_ref().map(Vec::as_slice), self.end.as_ref().map(Vec::as_slice));
             let handle = self.shard.handle()?;
-            handle.scan(start, end, limit, self.reverse).await?
+            handle.scan_with(start, end, limit, self.reverse, &mut each).await?
         };
-        self.is_through = pairs.len() < limit;
-        let Some((last, _)) = pairs.last() else { return Ok(None) };
-        let behind = Bound::Excluded(last.clone());
+        self.is_through = count < limit;
+        if count == 0 {
+            return Ok(false);
+        }
+        let behind = Bound::Excluded(last);
         if self.reverse {
             self.end = behind;
         } else {
             self.start = behind;
         }
-        let bytes: usize = pairs.iter().map(|(key, value)| key.len() + value.len()).sum();
         if bytes > PAGE_BYTES {
             self.page = (self.page / 2).max(1);
         } else if bytes < PAGE_BYTES / 4 {
             self.page = (self.page * 2).min(LARGEST_PAGE);
         }
-        if !self.is_through {
-            self.shard.endpoint.yield_now().await;
-        }
-        Ok(Some(pairs))
+        Ok(true)
     }
 }

@@ -107,22 +107,23 @@ fn is_behind(start: &Bound<Vec<u8>>, end: &Bound<Vec<u8>>) -> bool {
 pub(super) async fn range<S: Store>(shard: &Shard<S>, request: &Request, with_values: bool) -> Answer {
     let mut found = Items::default();
     if let Some((mut walk, mut left)) = Wanted::parse(request, true)?.walk(shard) {
-        while let Some(page) = walk.next(left).await? {
-            for (key, stored) in &page {
+        while left > 0 {
+            let most = left;
+            let took = |key: &[u8], stored: &[u8]| {
                 let opened = crate::envelope::open(stored);
                 if opened.expires_at.is_some() && opened.has_expired(wall_clock_ms()) {
-                    continue;
+                    return;
                 }
                 found.push(key);
                 if with_values {
                     found.push(&stored[opened.from..]);
                 }
                 left -= 1;
-            }
-            shard.check_reply(found.bytes())?;
-            if left == 0 {
+            };
+            if !walk.each(most, took).await? {
                 break;
             }
+            shard.check_reply(found.bytes())?;
         }
     }
     Ok(found.finish(Vec::new()))
