@@ -10,7 +10,7 @@
 //! here because both ends of the racy side are word-aligned; `farwood`'s conformance suite looks for torn words.
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{Layout, alloc, dealloc};
 use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
@@ -82,6 +82,8 @@ pub enum Side {
 /// Where blocks begin: a page, so that lines and pages of two blocks never mix.
 const ALIGN: usize = 4096;
 const LINE: usize = 64;
+/// From so many bytes on, large pages are worth asking for.
+const LARGE: usize = 4 << 20;
 
 impl RacyMemory {
     /// Zeroed memory of at least `bytes` bytes, rounded up to whole lines; `None` if there is not enough.
@@ -89,7 +91,13 @@ impl RacyMemory {
         let bytes = bytes.max(1).checked_next_multiple_of(LINE)?;
         let layout = Layout::from_size_align(bytes, ALIGN).ok()?;
         // SAFETY: the layout has a non-zero size.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let base = NonNull::new(unsafe { alloc(layout) })?;
+        if bytes >= LARGE {
+            // Before it is touched: memory that is there already stays as it is.
+            prefer_large_pages(base.as_ptr(), bytes);
+        }
+        // SAFETY: that many bytes were just allocated.
+        unsafe { base.write_bytes(0, bytes) };
         Some(Self { base: base.cast(), bytes, origin: Origin::Heap })
     }
 
@@ -336,14 +344,14 @@ pub fn available_bytes() -> u64 {
 
 /// Asks the operating system to back this memory by large pages, where it can: random access to gigabytes otherwise misses the
 /// address translation cache nearly every time. What it costs is that memory is taken 2 MiB at a time.
-pub(crate) fn prefer_large_pages(memory: &[u8]) {
+pub(crate) fn prefer_large_pages(memory: *const u8, bytes: usize) {
     const PAGE: usize = 4096;
-    let start = memory.as_ptr().addr().next_multiple_of(PAGE);
-    let end = (memory.as_ptr().addr() + memory.len()) / PAGE * PAGE;
+    let start = memory.addr().next_multiple_of(PAGE);
+    let end = memory.addr().saturating_add(bytes) / PAGE * PAGE;
     if start < end {
-        let start = memory.as_ptr().wrapping_add(start - memory.as_ptr().addr());
-        // SAFETY: whole pages inside memory that we own; the advice changes how they are backed, not what they hold. It may be
-        // refused, which is as good as not asking.
+        let start = memory.wrapping_add(start - memory.addr());
+        // SAFETY: the advice changes how whole pages are backed, not what they hold, whoever's they are. It may be refused, which is
+        // as good as not asking.
         let _ = unsafe {
             rustix::mm::madvise(start.cast_mut().cast(), end - start.addr(), Advice::LinuxHugepage)
         };
