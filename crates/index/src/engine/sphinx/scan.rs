@@ -42,9 +42,13 @@ struct Edge<'a> {
 
 /// Something in the order of keys that is still to be looked at.
 enum Item {
-    Node { node: NodeRef, on_edge: OnEdge },
+    Node {
+        node: NodeRef,
+        on_edge: OnEdge,
+    },
     Leaf(LeafRef),
-    Pair(Leaf<Buf>),
+    /// In a box, since the list is mostly of the others, which are small.
+    Pair(Box<Leaf<Buf>>),
 }
 
 /// For each end of the range, whether it may lie within a subtree.
@@ -148,6 +152,17 @@ impl Scan<'_> {
             reads.push((n, addr, len));
         }
         reads
+    }
+
+    /// Lets the leaves at the head of the list be fetched into the cache. Of nodes only the first is near enough to be worth it.
+    fn expect_leaves(&self, op: &Op) {
+        for (n, item) in self.ahead.iter().take(MAX_EXPECTED).enumerate() {
+            match (item, item.place()) {
+                (Item::Node { .. }, _) if n > 0 => return,
+                (_, Some((addr, len))) => op.expect(addr, len),
+                _ => {}
+            }
+        }
     }
 
     /// Whether the range is at an end with this key, in the order of the scan.
@@ -261,8 +276,7 @@ impl Tree {
                     Side::Behind => scan.ahead.clear(),
                     Side::Inside(on_edge) => scan.put_children((node, depth), on_edge, true)?,
                 }
-                let places = scan.ahead.iter().filter_map(Item::place);
-                places.take(MAX_EXPECTED).for_each(|(addr, len)| op.expect(addr, len));
+                scan.expect_leaves(op);
                 self.endpoint.breathe().await;
             }
             Some(Item::Leaf(at)) => {
@@ -405,7 +419,7 @@ impl Tree {
             return Ok(true);
         }
         if scan.counts(&leaf) {
-            scan.ahead.push_back(Item::Pair(leaf));
+            scan.ahead.push_back(Item::Pair(Box::new(leaf)));
         }
         Ok(false)
     }
