@@ -36,7 +36,7 @@ const MAIN: TaskId = usize::MAX;
 /// How many tasks are polled before new ones are collected.
 const BURST: usize = 64;
 /// After so many bursts the clock, timers and connections get a look, though tasks are ready. A thread with nothing to do looks
-/// at connections every time, and at the clock too, unless it looks as often as it can.
+/// at them every time.
 const BURSTS_PER_LOOK: u32 = 16;
 /// How long a thread that expects something looks for it before it sleeps.
 const SPIN_NS: Nanos = 50 * MICROSECOND;
@@ -100,8 +100,6 @@ struct Inner {
     sources: RefCell<Vec<Weak<dyn Source>>>,
     /// When sources were first found to have nothing to do, since they last had.
     idle_since: Cell<Option<Nanos>>,
-    /// The thread looks for something without giving way, and therefore often: not every look reads the clock, which takes longer.
-    is_alone: Cell<bool>,
 }
 
 enum Clock {
@@ -153,7 +151,7 @@ struct ReadyQueue {
 
 #[derive(Default)]
 struct Woken {
-    tasks: VecDeque<TaskId>,
+    tasks: Vec<TaskId>,
     /// Whether the thread sleeps, or is about to: only then does a wake-up cost a system call.
     sleep: Sleep,
 }
@@ -170,7 +168,7 @@ enum Sleep {
 impl ReadyQueue {
     fn push(&self, id: TaskId) {
         let mut woken = lock(&self.woken);
-        woken.tasks.push_back(id);
+        woken.tasks.push(id);
         // Under the lock, so that whoever takes the list lowers it for what he took only.
         self.any.store(true, Ordering::Release);
         match std::mem::take(&mut woken.sleep) {
@@ -248,7 +246,6 @@ impl Executor {
                 paused: RefCell::default(),
                 sources: RefCell::default(),
                 idle_since: Cell::new(None),
-                is_alone: Cell::new(false),
             }),
         }
     }
@@ -349,7 +346,7 @@ impl Executor {
         self.inner.queue.borrow_mut().push_back(MAIN);
         let mut was_idle = true;
         for turn in (0..BURSTS_PER_LOOK).cycle() {
-            if turn == 0 || (was_idle && !self.inner.is_alone.get()) {
+            if was_idle || turn == 0 {
                 self.fire_timers();
             }
             self.collect_woken();
@@ -426,9 +423,6 @@ impl Executor {
             self.inner.idle_since.set(None);
             return true;
         }
-        if is_idle && !is_clock_due && self.inner.is_alone.get() {
-            return false;
-        }
         let now = self.now();
         let mut spin: Option<Spin> = None;
         self.each_source(|source| {
@@ -445,7 +439,6 @@ impl Executor {
         }
         let idle_ns = now.saturating_sub(self.inner.idle_since.get().unwrap_or(now));
         self.inner.idle_since.set(Some(now - idle_ns));
-        self.inner.is_alone.set(spin.is_some_and(|spin| idle_ns < spin.alone_ns));
         if spin.is_none_or(|spin| idle_ns > spin.ns) {
             self.sleep_on_sources();
             self.inner.idle_since.set(None);
@@ -525,11 +518,7 @@ impl Executor {
         let mut woken = lock(&ready.woken);
         ready.any.store(false, Ordering::Relaxed);
         if paused.is_empty() {
-            if queue.is_empty() {
-                std::mem::swap(&mut *queue, &mut woken.tasks);
-            } else {
-                queue.append(&mut woken.tasks);
-            }
+            queue.extend(woken.tasks.drain(..));
             return;
         }
         let tasks = self.inner.tasks.borrow();
@@ -834,57 +823,6 @@ mod tests {
             }
         });
         assert_eq!(*order.borrow(), [1, 2, 3]);
-    }
-
-    /// Something that is under way for ever.
-    struct Slow {
-        looks: Cell<u64>,
-        looks_at_clock: Cell<u64>,
-        alone_ns: Nanos,
-        end: WakeUp,
-    }
-
-    impl Source for Slow {
-        fn flush(&self) -> bool {
-            false
-        }
-        fn advance(&self) -> bool {
-            self.looks.set(self.looks.get() + 1);
-            false
-        }
-        fn expire(&self, _: Nanos) -> bool {
-            self.looks_at_clock.set(self.looks_at_clock.get() + 1);
-            false
-        }
-        fn is_expecting(&self) -> bool {
-            true
-        }
-        fn interest(&self) -> PollFd<'_> {
-            PollFd::new(&self.end, rustix::event::PollFlags::IN)
-        }
-        fn deadline(&self) -> Option<Nanos> {
-            None
-        }
-        fn spin(&self) -> Spin {
-            Spin { ns: SECOND, alone_ns: self.alone_ns }
-        }
-    }
-
-    #[test]
-    fn whoever_looks_alone_seldom_reads_the_clock_and_keeps_its_timers() {
-        for (alone_ns, looks_per_clock) in [(0, 1), (SECOND, u64::from(BURSTS_PER_LOOK))] {
-            let executor = Executor::new();
-            let (looks, looks_at_clock) = (Cell::new(0), Cell::new(0));
-            let slow = Rc::new(Slow { looks, looks_at_clock, alone_ns, end: WakeUp::new().unwrap() });
-            executor.register(&(Rc::clone(&slow) as Rc<dyn Source>)).unwrap();
-            let at = executor.now() + 2 * MILLISECOND;
-            executor.block_on(executor.sleep_until(at));
-            assert!(executor.now() < at + SECOND / 2, "the timer is kept, though no look brings anything");
-            let (looks, at_clock) = (slow.looks.get(), slow.looks_at_clock.get());
-            // The first looks are not alone yet.
-            let most = looks / looks_per_clock + 2;
-            assert!((1..=most).contains(&at_clock), "{at_clock} of {looks} looks read the clock");
-        }
     }
 
     #[test]

@@ -300,9 +300,11 @@ impl DirectLink {
         if !route.gate.enter() {
             return Err(self.why_closed(route));
         }
-        let written = match self.device_for(addr) {
-            Some(device) => device.write(addr, data),
-            None => Ok(route.memory.region(addr.region()).write(at(addr.offset()), data)),
+        let written = if let Some(device) = self.device_for(addr) {
+            device.write(addr, data)
+        } else {
+            route.memory.region(addr.region()).write(at(addr.offset()), data);
+            Ok(())
         };
         fence(Ordering::SeqCst);
         route.gate.leave();
