@@ -148,7 +148,9 @@ pub trait OrderedIndex {
     ) -> impl Future<Output = Result<usize, IndexError>> {
         async move {
             let pairs = self.scan(start, end, limit, reverse).await?;
-            pairs.iter().for_each(|(key, value)| each(key, value));
+            for (key, value) in &pairs {
+                each(key, value);
+            }
             Ok(pairs.len())
         }
     }

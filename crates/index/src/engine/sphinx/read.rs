@@ -206,12 +206,11 @@ impl Tree {
 
     /// The value of a key.
     pub(super) async fn look_up(&self, op: &Op, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
-        let leaf = match self.descend(op, key, drop) {
-            Some(leaf) => leaf?,
-            None => {
-                let hashed = if self.finder().is_some() { key } else { &[] };
-                self.way(op, key, &Prefixes::new(self.shared.seed, hashed)).await?.leaf
-            }
+        let leaf = if let Some(leaf) = self.descend(op, key, drop) {
+            leaf?
+        } else {
+            let hashed = if self.finder().is_some() { key } else { &[] };
+            self.way(op, key, &Prefixes::new(self.shared.seed, hashed)).await?.leaf
         };
         let Some(leaf) = leaf else { return Ok(None) };
         let leaf = self.read_leaf(op, leaf).await?;

@@ -262,13 +262,12 @@ impl Tree {
                     image.children_into(children);
                     Some((image.head.depth, image.hash()))
                 });
-                let seen = match seen {
-                    Some(seen) => seen?,
-                    None => {
-                        let image = self.read_node(op, node).await?;
-                        image.children_into(children);
-                        Some((image.head.depth, image.hash()))
-                    }
+                let seen = if let Some(seen) = seen {
+                    seen?
+                } else {
+                    let image = self.read_node(op, node).await?;
+                    image.children_into(children);
+                    Some((image.head.depth, image.hash()))
                 };
                 let (depth, hash) = seen.ok_or_else(|| no_node(node))?;
                 match self.side_of(op, scan, (node, depth, hash), on_edge).await? {
