@@ -18,12 +18,12 @@ fn tree(name: &str) -> AnyEngine {
     match name {
         "sherman" => sherman(small),
         "fg+" => sherman(sherman::Config { switches: sherman::Switches::FG_PLUS, ..small }),
-        "roomy sherman" => {
+        "roomy-sherman" => {
             sherman(sherman::Config { locks: 1024, cache_bytes: 1 << 20, ..tiny }.with_entries(12))
         }
         "sphinx" => sphinx(sphinx::Config::tiny()),
         "art" => sphinx(sphinx::Config::art()),
-        "roomy sphinx" => sphinx(sphinx::Config { filter_bytes: 1 << 20, ..sphinx::Config::tiny() }),
+        "roomy-sphinx" => sphinx(sphinx::Config { filter_bytes: 1 << 20, ..sphinx::Config::tiny() }),
         _ => panic!("no such tree: {name}"),
     }
 }
@@ -149,7 +149,7 @@ fn over_shared_memory() {
 
 #[test]
 fn over_tcp() {
-    for (name, ops) in [("sherman", 5_000), ("roomy sherman", 2_500), ("sphinx", 5_000), ("art", 2_500)] {
+    for (name, ops) in [("sherman", 5_000), ("roomy-sherman", 2_500), ("sphinx", 5_000), ("art", 2_500)] {
         two_processes_agree(&Servers::start(&["--lease-ms", "600000"]), Over::Tcp, name, ops);
     }
 }

@@ -100,12 +100,12 @@ fn is_linearizable(name: &str) {
 
 #[test]
 fn sherman_is_linearizable() {
-    is_linearizable("roomy sherman");
+    is_linearizable("roomy-sherman");
 }
 
 #[test]
 fn sphinx_is_linearizable() {
-    is_linearizable("roomy sphinx");
+    is_linearizable("roomy-sphinx");
 }
 
 /// A server is killed while verbs are under way: everything comes back, and the other server goes on.

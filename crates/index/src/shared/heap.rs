@@ -3,12 +3,11 @@
 //! Memory servers hand out chunks; a chunk of objects starts with a bitmap ([`ObjectChunk`]), in which a set bit means "not
 //! free": linked into an index, or in the hands of some session. One heap serves all endpoints and indexes of a session.
 //!
-//! 1. **Allocate**: from the session's own free objects; else by claiming free bits of a chunk it owns, some at a time (CAS on the
-//!    bitmap word); else from retired ones that are safe by now (a call); else from a new chunk (a call; the server hands out
+//! 1. **Allocate**: from the session's own free objects; else from retired ones that are safe by now; else by claiming free
+//!    bits of a chunk it owns, some at a time (CAS on the bitmap word); else from a new chunk (a call; the server hands out
 //!    what dead sessions left first).
 //! 2. **Retire** an object that has just been unlinked: it is written into the session's journal on its server, and waits for
-//!    the epoch ([`Session::retire_stamp`]), which is asked for when [`COLLECT_AT`] objects wait. Then its journal slot is cleared, and it is
-//!    free in this session's hands.
+//!    the epoch ([`Session::retire_stamp`]). Then its journal slot is cleared, and it is free in this session's hands.
 //! 3. Beyond [`MAX_FREE`] free objects of a class are given back: their bits are cleared (FAA; nobody else changes a set bit).
 //! 4. **Inherit** from a fenced session: its chunks are nobody's and will be handed out again; what its journal lists is taken
 //!    over, slot by slot, by CAS.
@@ -33,10 +32,8 @@ pub const MAX_FREE: usize = 16;
 pub const CLAIM: u32 = 8;
 /// How many words of a bitmap are looked at before all of it is.
 const NEAR_WORDS: u64 = 8;
-/// For how many retired objects that have no stamp yet `retire` asks for one (a call), and frees what has waited long enough: few at first, so
-/// that a small index is not outweighed by what waits, and more when more objects than [`COLLECT_ONE_IN`] times that were handed out.
-const COLLECT_AT: Range<u64> = 16..128;
-const COLLECT_ONE_IN: u64 = 256;
+/// From how many retired objects on `retire` tries to free some.
+const COLLECT_AT: usize = 16;
 /// How often an allocation looks for objects: others may take what a new chunk brought.
 const MAX_CLAIMS: u32 = 20;
 /// How often others are waited for: to flush hints, to let go of retired objects.
@@ -145,14 +142,13 @@ impl Heap {
             if let Some(addr) = self.take_free(server, class) {
                 return Ok(addr);
             }
-            if self.claim_from_own_chunks(op, server, class).await? {
-                continue;
-            }
             self.collect(op.endpoint()).await?;
             if let Some(addr) = self.take_free(server, class) {
                 return Ok(addr);
             }
-            self.new_chunk(op, server, class).await?;
+            if !self.claim_from_own_chunks(op, server, class).await? {
+                self.new_chunk(op, server, class).await?;
+            }
         }
         Err(FabricError::RetriesExhausted { what: "allocating an object", attempts: MAX_CLAIMS })
     }
@@ -208,17 +204,14 @@ impl Heap {
             Some(slot) => surely::write_word(op, slot, addr.to_raw()).await,
             None => Ok(()),
         };
-        let is_due = {
+        let pending = {
             let mut state = self.state();
             state.counts.unjournaled += u64::from(slot.is_none());
             state.limbo.push(Retired { addr, class, slot, stamp: None });
-            // Those that have a stamp wait for others, and asking again at every turn would not hurry them.
-            let unstamped = state.limbo.iter().rev().take_while(|retired| retired.stamp.is_none()).count();
-            let enough = (state.counts.allocated / COLLECT_ONE_IN).clamp(COLLECT_AT.start, COLLECT_AT.end);
-            unstamped as u64 >= enough
+            state.limbo.len()
         };
         written?;
-        if is_due {
+        if pending >= COLLECT_AT {
             self.collect(op.endpoint()).await?;
         }
         Ok(())
