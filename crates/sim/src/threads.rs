@@ -16,11 +16,12 @@ use farwood_fabric::{Cluster, Endpoint, Executor, GlobalAddr, SessionOptions, ma
 use farwood_index::{Engine, IndexError, Pool};
 use std::collections::BTreeMap;
 
-/// What the index is called, and what has the word for stamps and the one for those who have come.
+/// What the index is called, and what has the word for stamps, the one for those who have come and the one for sessions that are done.
 const INDEX: &str = "tried";
 const STAMPS: &str = "stamps";
 const STAMP_AT: u64 = 0;
 const CAME_AT: u64 = 8;
+const DONE_AT: u64 = 16;
 const HEARTBEAT_NS: Nanos = 2 * MILLISECOND;
 /// How long clients wait for those of other processes.
 const PATIENCE_NS: Nanos = 60 * SECOND;
@@ -157,9 +158,13 @@ fn one_session<E: Engine>(engine: &E, cluster: &Cluster, crew: &Crew, session: u
         }
         Ok(all)
     });
-    let left = executor.block_on(pool.leave(&endpoint));
+    // Together: whoever leaves while others hold on to what it retired loses what has no room in its journal.
+    let left = executor.block_on(async {
+        wait_for_all(&endpoint, stamps.add(DONE_AT), crew.process.1 * crew.sessions).await?;
+        Ok(pool.leave(&endpoint).await?)
+    });
     executor.clear();
-    left.map_err(|error| Failure::Structure(error.into()))?;
+    left.map_err(Failure::Structure)?;
     done
 }
 
@@ -178,7 +183,7 @@ fn one_thread<E: Engine>(
         let ready = async {
             let endpoint = pool.session().endpoint()?;
             let index = engine.open(attached, &endpoint, thread)?;
-            wait_for_all(&endpoint, stamps, clients).await?;
+            wait_for_all(&endpoint, stamps.add(CAME_AT), clients).await?;
             Ok::<_, IndexError>((endpoint, index))
         };
         let (endpoint, index) = ready.await.map_err(Failure::Structure)?;
@@ -210,11 +215,11 @@ async fn stamp(endpoint: &Endpoint, stamps: GlobalAddr) -> Result<u64, IndexErro
     Ok(endpoint.op().faa(stamps.add(STAMP_AT), 1).await? + 1)
 }
 
-async fn wait_for_all(endpoint: &Endpoint, stamps: GlobalAddr, clients: u32) -> Result<(), IndexError> {
-    let came = stamps.add(CAME_AT);
-    endpoint.op().faa(came, 1).await?;
+/// Says at `word` that somebody is there, and waits until all are.
+async fn wait_for_all(endpoint: &Endpoint, word: GlobalAddr, all: u32) -> Result<(), IndexError> {
+    endpoint.op().faa(word, 1).await?;
     let deadline = endpoint.now() + PATIENCE_NS;
-    while endpoint.op().read_word(came).await? < u64::from(clients) {
+    while endpoint.op().read_word(word).await? < u64::from(all) {
         if endpoint.now() > deadline {
             return Err(IndexError::Contended { what: "all clients of a trial", attempts: 1 });
         }
