@@ -92,20 +92,11 @@ fn a_killed_client_is_fenced_and_the_others_go_on() {
 }
 
 /// 10^5 operations by two client processes on two servers.
-fn is_linearizable(name: &str) {
+#[test]
+fn a_tree_is_linearizable() {
     let Some(device) = device() else { return };
     let servers = Servers::start_on(&device, &["--lease-ms", "600000"]);
-    two_processes_agree(&servers, Over::Verbs, name, 25_000);
-}
-
-#[test]
-fn sherman_is_linearizable() {
-    is_linearizable("roomy-sherman");
-}
-
-#[test]
-fn sphinx_is_linearizable() {
-    is_linearizable("roomy-sphinx");
+    two_processes_agree(&servers, Over::Verbs, "roomy", 25_000);
 }
 
 /// A server is killed while verbs are under way: everything comes back, and the other server goes on.
