@@ -91,12 +91,13 @@ fn a_killed_client_is_fenced_and_the_others_go_on() {
     survives_kills_of(&servers, Over::Verbs, &cells(), "cells", 3);
 }
 
-/// 10^5 operations by two client processes on two servers.
+/// Two client processes of two threads on two servers; `FARWOOD_OPS` sets how many operations each thread does, for longer runs.
 #[test]
 fn a_tree_is_linearizable() {
     let Some(device) = device() else { return };
     let servers = Servers::start_on(&device, &["--lease-ms", "600000"]);
-    two_processes_agree(&servers, Over::Verbs, "roomy", 25_000);
+    let ops = std::env::var("FARWOOD_OPS").ok().and_then(|ops| ops.parse().ok()).unwrap_or(4_000);
+    two_processes_agree(&servers, Over::Verbs, "roomy", ops);
 }
 
 /// A server is killed while verbs are under way: everything comes back, and the other server goes on.
