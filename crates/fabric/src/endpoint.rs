@@ -9,6 +9,7 @@ use crate::buf::{Buf, BufPool};
 use crate::call::{Call, CallError, CallId, Seen, Target};
 use crate::caps::Capabilities;
 use crate::clock::Nanos;
+use crate::company::Company;
 use crate::control::{ControlError, Reply, Request};
 use crate::error::FabricError;
 use crate::exec::{Executor, JoinHandle};
@@ -19,7 +20,7 @@ use crate::session::Session;
 use crate::stats::OpStats;
 use crate::transport::direct::DirectLink;
 use crate::transport::{Link, Posted};
-use crate::verb::{Batch, BatchFailure, BatchResult};
+use crate::verb::{Batch, BatchFailure, BatchResult, INLINE_BYTES};
 use crate::wire;
 use crate::work::Work;
 use rustc_hash::FxHashMap;
@@ -58,6 +59,7 @@ struct Inner {
     pins: Pins,
     calls: RefCell<Calls>,
     turn: Cell<u32>,
+    company: Company,
     skew: ClockSkew,
     /// Batches whose ticket was dropped while they were in flight, each with the epoch that it keeps pinned.
     orphans: RefCell<Vec<(Posted, u64)>>,
@@ -140,6 +142,7 @@ impl Endpoint {
                 pins,
                 calls: RefCell::default(),
                 turn: Cell::new(BATCHES_PER_TURN),
+                company: Company::default(),
                 skew,
                 orphans: RefCell::default(),
             }),
@@ -303,6 +306,20 @@ impl Endpoint {
                 self.inner.pins.hold_unknown(server, epoch);
             }
         }
+    }
+
+    /// Adds a WRITE of bytes to a batch, in the way that suits their length.
+    pub fn add_write(&self, batch: &mut Batch, addr: GlobalAddr, data: &[u8]) {
+        if data.len() <= INLINE_BYTES {
+            batch.write_inline(addr, data);
+        } else {
+            batch.write(addr, self.buf_of(data));
+        }
+    }
+
+    /// What those need to know who poll several operations of this endpoint in turns.
+    pub fn company(&self) -> &Company {
+        &self.inner.company
     }
 
     /// Gives other tasks a turn now and then, though a transport may never make this one wait. Verbs do that by themselves, except
@@ -502,6 +519,18 @@ impl Op {
         }
     }
 
+    /// The same, and makes way for others if the operation has [company](crate::company), until they may have arrived.
+    #[inline]
+    pub async fn approach(&self, places: &[(GlobalAddr, usize)]) {
+        let company = &self.endpoint.inner.company;
+        if company.has_others() {
+            for (addr, len) in places {
+                self.expect(*addr, *len);
+            }
+            company.step_aside().await;
+        }
+    }
+
     /// READ of one aligned word.
     #[inline]
     pub async fn read_word(&self, addr: GlobalAddr) -> Result<u64, FabricError> {
@@ -544,6 +573,57 @@ impl Op {
             return Ok(());
         }
         self.write(addr, self.endpoint.buf_of(data)).await
+    }
+
+    /// WRITEs on one server as one ordered batch, of bytes which are copied if the verbs have to own them.
+    #[inline]
+    pub async fn write_in_order<'a>(
+        &self,
+        server: ServerId,
+        writes: impl Iterator<Item = (GlobalAddr, &'a [u8])> + Clone,
+    ) -> Result<(), FabricError> {
+        if let Link::Direct(link) = &self.endpoint.inner.link {
+            link.write_in_order(server, writes.clone())?;
+            self.count_one(|stats| {
+                for (_, data) in writes {
+                    stats.writes += 1;
+                    stats.bytes_written += data.len() as u64;
+                }
+            });
+            self.endpoint.breathe().await;
+            return Ok(());
+        }
+        let mut batch = Batch::new(server);
+        for (addr, data) in writes {
+            self.endpoint.add_write(&mut batch, addr, data);
+        }
+        submit!(self, batch).map(drop).map_err(|failure| failure.error)
+    }
+
+    /// CAS of a word and, behind it in the same batch, a READ: the word as it was, and the bytes.
+    #[inline]
+    pub async fn cas_and_read(
+        &self,
+        (addr, expected, desired): (GlobalAddr, u64, u64),
+        (from, len): (GlobalAddr, usize),
+    ) -> Result<(u64, Buf), FabricError> {
+        if let Link::Direct(link) = &self.endpoint.inner.link {
+            let swapped =
+                link.cas_and_read((addr, expected, desired), (from, len), &self.endpoint.inner.pool)?;
+            self.count_one(|stats| {
+                stats.atomics += 1;
+                stats.reads += 1;
+                stats.bytes_read += 8 + len as u64;
+                stats.bytes_written += 8;
+            });
+            self.endpoint.breathe().await;
+            return Ok(swapped);
+        }
+        let mut batch = Batch::new(addr.server());
+        let cas = batch.cas(addr, expected, desired);
+        let read = batch.read(from, len);
+        let mut done = submit!(self, batch).map_err(|failure| failure.error)?;
+        Ok((done.previous(cas), done.take(read)))
     }
 
     /// WRITE of one word (aligned or not, it takes effect as rule 2 says).

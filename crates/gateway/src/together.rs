@@ -1,9 +1,11 @@
 //! Futures that are under way together, and whose results come out in the order in which they went in: the commands of a
 //! pipeline, the keys of an MGET.
 //!
-//! On transports where the thread carries out verbs itself, a future is ready as soon as it is first polled; then it costs no
-//! allocation, since the boxes that futures run in are used again.
+//! On transports where the thread carries out verbs itself, futures wait for nothing but memory, for which they make way for each other
+//! ([`Company`]); alone, a future is ready as soon as it is first polled. It costs no allocation, since the boxes that futures run in are
+//! used again.
 
+use farwood_fabric::Company;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,14 +18,18 @@ type Place<F> = Pin<Box<Option<F>>>;
 /// Boxes for futures, which those of one thread share.
 pub(crate) struct Boxes<F> {
     spare: Rc<RefCell<Vec<Place<F>>>>,
+    company: Company,
 }
 
 /// More boxes are not kept.
 const MAX_SPARE: usize = 256;
+/// How often those that step aside take turns before other tasks of the thread get one.
+const MAX_TURNS: u32 = 64;
 
 impl<F> Boxes<F> {
-    pub(crate) fn new() -> Self {
-        Self { spare: Rc::default() }
+    /// Boxes for futures on the endpoint with this company.
+    pub(crate) fn new(company: &Company) -> Self {
+        Self { spare: Rc::default(), company: company.clone() }
     }
 
     fn take(&self) -> Place<F> {
@@ -41,7 +47,7 @@ impl<F> Boxes<F> {
 
 impl<F> Clone for Boxes<F> {
     fn clone(&self) -> Self {
-        Self { spare: Rc::clone(&self.spare) }
+        Self { spare: Rc::clone(&self.spare), company: self.company.clone() }
     }
 }
 
@@ -55,6 +61,8 @@ impl<F> fmt::Debug for Boxes<F> {
 pub(crate) struct Together<F: Future, T> {
     boxes: Boxes<F>,
     entries: VecDeque<Entry<F, T>>,
+    /// One has stepped aside and is to be polled again, though nobody will wake it.
+    any_aside: bool,
 }
 
 struct Entry<F: Future, T> {
@@ -69,7 +77,7 @@ enum State<F: Future> {
 
 impl<F: Future, T> Together<F, T> {
     pub(crate) fn new(boxes: Boxes<F>) -> Self {
-        Self { boxes, entries: VecDeque::new() }
+        Self { boxes, entries: VecDeque::new(), any_aside: false }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -81,18 +89,24 @@ impl<F: Future, T> Together<F, T> {
         self.entries.iter().filter(|entry| matches!(entry.state, State::Running(_))).map(|entry| &entry.tag)
     }
 
-    /// Starts a future: it is polled once. If it has ended by that and nothing is in front of it, its output is here at once. It is
-    /// made where it runs, since futures of engines are kilobytes long and would be copied at every step on the way.
+    /// Starts a future: it is polled once, and may make way for others if there are any, or `more` to come; so
+    /// [`Together::advance`] has to be called before anything is waited for. If it has ended by that and nothing is in front of it, its
+    /// output is here at once. It is made where it runs, since futures of engines are kilobytes long and would be copied at every step
+    /// on the way.
     #[inline]
     pub(crate) fn start(
         &mut self,
         make: impl FnOnce() -> F,
         tag: T,
+        more: bool,
         context: &mut Context<'_>,
     ) -> Option<(F::Output, T)> {
         let mut place = self.boxes.take();
         place.as_mut().set(Some(make()));
-        match poll(&mut place, context) {
+        let has_others = more || !self.entries.is_empty();
+        let (polled, is_aside) = self.boxes.company.poll(has_others, || poll(&mut place, context));
+        self.any_aside |= is_aside;
+        match polled {
             Poll::Ready(output) => {
                 self.boxes.give_back(place);
                 if self.entries.is_empty() {
@@ -105,19 +119,38 @@ impl<F: Future, T> Together<F, T> {
         None
     }
 
-    /// Polls all, and calls `ended` for those in front that have ended.
+    /// Polls all, again while they step aside for each other, and calls `ended` for those in front that have ended.
     pub(crate) fn advance(&mut self, context: &mut Context<'_>, mut ended: impl FnMut(F::Output, T)) {
-        for entry in &mut self.entries {
-            let State::Running(place) = &mut entry.state else { continue };
-            if let Poll::Ready(output) = poll(place, context) {
-                if let State::Running(place) = std::mem::replace(&mut entry.state, State::Ended(output)) {
-                    self.boxes.give_back(place);
-                }
+        for _ in 0..MAX_TURNS {
+            self.poll_all(context);
+            if !self.any_aside {
+                break;
             }
+        }
+        if self.any_aside {
+            context.waker().wake_by_ref();
         }
         while self.entries.front().is_some_and(|entry| matches!(entry.state, State::Ended(_))) {
             if let Some(Entry { state: State::Ended(output), tag }) = self.entries.pop_front() {
                 ended(output, tag);
+            }
+        }
+    }
+
+    /// Polls all, once.
+    fn poll_all(&mut self, context: &mut Context<'_>) {
+        let (entries, boxes) = (&mut self.entries, &self.boxes);
+        let mut running = entries.iter().filter(|entry| matches!(entry.state, State::Running(_))).count();
+        self.any_aside = false;
+        for entry in entries {
+            let State::Running(place) = &mut entry.state else { continue };
+            let (polled, is_aside) = boxes.company.poll(running > 1, || poll(place, context));
+            self.any_aside |= is_aside;
+            if let Poll::Ready(output) = polled {
+                running -= 1;
+                if let State::Running(place) = std::mem::replace(&mut entry.state, State::Ended(output)) {
+                    boxes.give_back(place);
+                }
             }
         }
     }
@@ -135,12 +168,13 @@ fn poll<F: Future>(place: &mut Place<F>, context: &mut Context<'_>) -> Poll<F::O
 /// Runs futures, up to `width` of them at a time, and calls `ended` with their outputs, in order. It ends early when `ended` says
 /// what went wrong, after those under way have ended.
 pub(crate) async fn run_all<F: Future, E>(
+    company: &Company,
     futures: impl IntoIterator<Item = F>,
     width: usize,
     mut ended: impl FnMut(F::Output) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut futures = futures.into_iter();
-    let mut together = Together::new(Boxes::new());
+    let mut together = Together::new(Boxes::new(company));
     let mut failed = None;
     let mut is_through = false;
     std::future::poll_fn(|context| {
@@ -154,7 +188,7 @@ pub(crate) async fn run_all<F: Future, E>(
             while !is_through && together.len() < width {
                 match futures.next() {
                     Some(future) => {
-                        if let Some((output, ())) = together.start(|| future, (), context) {
+                        if let Some((output, ())) = together.start(|| future, (), true, context) {
                             note(output);
                         }
                     }
@@ -166,7 +200,7 @@ pub(crate) async fn run_all<F: Future, E>(
                 return Poll::Ready(());
             }
             // Those in front may have ended while the last ones were started.
-            if is_through || together.running().next().is_some() {
+            if !together.any_aside && (is_through || together.running().next().is_some()) {
                 return Poll::Pending;
             }
         }
@@ -197,9 +231,10 @@ mod tests {
     #[test]
     fn outputs_come_in_order_and_futures_are_under_way_together() {
         let under_way = Rc::new(Cell::new((0, 0)));
+        let company = Company::default();
         let mut found = Vec::new();
         let futures = (0..50).map(|n| after((n * 7) % 5, n, Rc::clone(&under_way)));
-        let all = run_all(futures, 4, |n| {
+        let all = run_all(&company, futures, 4, |n| {
             found.push(n);
             Ok::<(), ()>(())
         });
@@ -211,12 +246,13 @@ mod tests {
     #[test]
     fn a_failure_ends_it_but_nothing_is_cut_short() {
         let under_way = Rc::new(Cell::new((0, 0)));
+        let company = Company::default();
         let started = Cell::new(0);
         let futures = (0..50).map(|n| {
             started.set(n);
             after(n % 3, n, Rc::clone(&under_way))
         });
-        let all = run_all(futures, 8, |n| if n == 10 { Err("ten") } else { Ok(()) });
+        let all = run_all(&company, futures, 8, |n| if n == 10 { Err("ten") } else { Ok(()) });
         assert_eq!(Executor::new().block_on(all), Err("ten"));
         assert!(started.get() < 49 && under_way.get().0 == 0, "{started:?} {under_way:?}");
     }

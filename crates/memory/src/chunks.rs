@@ -9,6 +9,11 @@
 //! 4. the same, counting freed extents whose flush is through: no hint points there any more. Only those that the
 //!    run needs are dissolved, so that the others keep serving their own type.
 //!
+//! Where room is scarce (fewer than one chunk in [`SCARCE_BELOW_ONE_IN`] is free), a chunk of objects of the same type that somebody
+//! else has, with objects that are still free, comes before 3. It changes its owner, but the one before goes on to use it: objects
+//! are claimed by CAS, so any number of sessions may. Otherwise a small pool were full as soon as every session had its own chunk
+//! of each kind.
+//!
 //! [`ChunkTable::choose`] decides that in one pass over the table (131,072 entries at 1 TiB), the rest acts. Each
 //! act is one commit word in META, see [`crate::layout`]; this table is its mirror.
 //!
@@ -72,6 +77,8 @@ pub(crate) struct Want {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Choice {
     Inherit(u32),
+    /// Somebody else's, who has not filled it.
+    Share(u32),
     Reuse(u32),
     /// Free chunks; what is freed among them is dissolved first.
     Take(u32),
@@ -79,6 +86,11 @@ enum Choice {
         flush_helps: bool,
     },
 }
+
+/// With fewer free chunks than this part of all, chunks are shared.
+const SCARCE_BELOW_ONE_IN: u32 = 8;
+/// So many bitmaps are looked at for room, at most: a server has better to do.
+const MAX_BITMAPS: usize = 256;
 
 /// The first run of usable chunks that is long enough.
 #[derive(Clone, Copy, Default, Debug)]
@@ -156,18 +168,18 @@ impl ChunkTable {
         want: Want,
     ) -> Result<Handed, ControlError> {
         let objects = self.check(want)?;
-        let choice = self.choose(want);
+        let choice = self.choose(memory, owner, want);
         let at = match choice {
             Choice::Full { flush_helps } => {
                 return Err(ControlError::PoolFull { server: self.server, wanted: want.count, flush_helps });
             }
-            Choice::Inherit(at) | Choice::Reuse(at) => at,
+            Choice::Inherit(at) | Choice::Share(at) | Choice::Reuse(at) => at,
             Choice::Take(at) => {
                 self.dissolve_freed(memory, at, want.count);
                 at
             }
         };
-        let inherited = matches!(choice, Choice::Inherit(_));
+        let inherited = matches!(choice, Choice::Inherit(_) | Choice::Share(_));
         if let (Some(objects), false) = (objects, inherited) {
             self.write_header(memory, at, want.kind, objects);
         }
@@ -279,8 +291,9 @@ impl ChunkTable {
         })
     }
 
-    fn choose(&self, want: Want) -> Choice {
+    fn choose(&self, memory: &dyn ServerMemory, asker: SessionId, want: Want) -> Choice {
         let Want { kind, count, flushed_through } = want;
+        let mut free_chunks = 0;
         let (mut free_now, mut flushed, mut eventually) = (Run::default(), Run::default(), Run::default());
         let mut reuse = None;
         for (at, extent) in self.heads() {
@@ -306,6 +319,7 @@ impl ChunkTable {
                     eventually.extend(at, length, count);
                 }
                 Extent::Free => {
+                    free_chunks += 1;
                     free_now.extend(at, 1, count);
                     flushed.extend(at, 1, count);
                     eventually.extend(at, 1, count);
@@ -313,11 +327,32 @@ impl ChunkTable {
                 Extent::Within => {}
             }
         }
-        match (reuse, free_now.found.or(flushed.found)) {
-            (Some(at), _) => Choice::Reuse(at),
-            (None, Some(at)) => Choice::Take(at),
-            (None, None) => Choice::Full { flush_helps: eventually.found.is_some() },
+        if let Some(at) = reuse {
+            return Choice::Reuse(at);
         }
+        if free_chunks < self.chunks.div_ceil(SCARCE_BELOW_ONE_IN) {
+            if let Some(at) = self.with_room(memory, asker, kind) {
+                return Choice::Share(at);
+            }
+        }
+        match free_now.found.or(flushed.found) {
+            Some(at) => Choice::Take(at),
+            None => Choice::Full { flush_helps: eventually.found.is_some() },
+        }
+    }
+
+    /// A chunk of this type that somebody else has and that has free objects.
+    fn with_room(&self, memory: &dyn ServerMemory, asker: SessionId, kind: ChunkType) -> Option<u32> {
+        let objects = ObjectChunk::new(self.chunk_bytes, kind.object_bytes)?;
+        let others = self.heads().filter(|(_, extent)| {
+            matches!(extent, Extent::Used { kind: held, owner, .. } if *held == kind && *owner != asker)
+        });
+        let has_room = |at: u32| {
+            let bitmap = self.offset(at) + ObjectChunk::BITMAP_OFFSET;
+            (0..objects.bitmap_words())
+                .any(|word| !memory.load(RegionId::MAIN, bitmap + word * 8) & objects.word_mask(word) != 0)
+        };
+        others.map(|(at, _)| at).take(MAX_BITMAPS).find(|at| has_room(*at))
     }
 
     /// Dissolves the freed extents among the `count` chunks at `at`. A crash on the way leaves free chunks, which

@@ -45,6 +45,11 @@ pub struct ServerConfig {
 /// More than this a packed address cannot reach.
 const MAX_MAIN_BYTES: u64 = 1 << 42;
 
+/// The usual size of chunks: the smallest pools have small ones too, so that there are enough of them for objects of many sizes.
+fn chunk_bytes_for(memory_bytes: u64) -> u64 {
+    (memory_bytes / 256).next_power_of_two().clamp(2 << 20, 8 << 20)
+}
+
 impl ServerConfig {
     /// The usual limits for `memory_bytes` of main memory.
     pub fn new(pool: PoolId, server: ServerId, servers: u16, memory_bytes: u64) -> Self {
@@ -55,7 +60,7 @@ impl ServerConfig {
             servers,
             incarnation: 1,
             memory_bytes,
-            chunk_bytes: 8 << 20,
+            chunk_bytes: chunk_bytes_for(memory_bytes),
             lock_bytes: 256 << 10,
             max_sessions: 256,
             max_indexes: 64,

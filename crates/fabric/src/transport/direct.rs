@@ -311,6 +311,51 @@ impl DirectLink {
         written
     }
 
+    /// WRITEs on one server, one after the other, without a batch.
+    #[inline]
+    pub(crate) fn write_in_order<'a>(
+        &self,
+        server: ServerId,
+        writes: impl Iterator<Item = (GlobalAddr, &'a [u8])> + Clone,
+    ) -> Result<(), FabricError> {
+        let route = self.route(server)?;
+        for (addr, data) in writes.clone() {
+            route.table.check(addr, data.len() as u64, Permissions::WRITE)?;
+        }
+        if !route.gate.enter() {
+            return Err(self.why_closed(route));
+        }
+        let mut written = Ok(());
+        for (addr, data) in writes {
+            if let Some(device) = self.device_for(addr) {
+                // Device and processor see each other's verbs in order.
+                fence(Ordering::SeqCst);
+                written = device.write(addr, data);
+            } else {
+                route.memory.region(addr.region()).write(at(addr.offset()), data);
+            }
+            if written.is_err() {
+                break;
+            }
+        }
+        fence(Ordering::SeqCst);
+        route.gate.leave();
+        written
+    }
+
+    /// CAS and, behind it, a READ on the same server, without a batch.
+    #[inline]
+    pub(crate) fn cas_and_read(
+        &self,
+        (addr, expected, desired): (GlobalAddr, u64, u64),
+        (from, len): (GlobalAddr, usize),
+        pool: &BufPool,
+    ) -> Result<(u64, Buf), FabricError> {
+        self.route(addr.server())?.table.check(from, len as u64, Permissions::READ)?;
+        let before = self.cas(addr, expected, desired)?;
+        Ok((before, self.read(from, len, pool)?))
+    }
+
     /// WRITE of one aligned word, without a buffer.
     #[inline]
     pub(crate) fn write_word(&self, addr: GlobalAddr, value: u64) -> Result<(), FabricError> {

@@ -134,7 +134,7 @@ impl<S: Store> Shard<S> {
         work: impl AsyncFn(&'a [u8]) -> Result<T, Refused>,
         mut took: impl FnMut(T) -> Result<(), Refused>,
     ) -> Result<(), Refused> {
-        run_all(keys.map(|key| work(key)), WIDTH, |output| took(output?)).await
+        run_all(self.endpoint.company(), keys.map(|key| work(key)), WIDTH, |output| took(output?)).await
     }
 
     /// The number of keys for which something is so.

@@ -145,7 +145,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
             match self.parser.next(&chunk, at, limits) {
                 Ok(Parsed::Whole(request, taken)) => {
                     at += taken;
-                    self.run(request).await;
+                    self.run(request, at < chunk.len()).await;
                     if self.output.len() >= WRITE_BYTES {
                         self.write().await?;
                     }
@@ -176,8 +176,8 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
         self.talk.is_over = true;
     }
 
-    /// Runs one request, or starts it.
-    async fn run(&mut self, request: Request) {
+    /// Runs one request, or starts it; `more` have come with it.
+    async fn run(&mut self, request: Request, more: bool) {
         let shard = &self.shard;
         let Some((spec, number)) = shard.finder.find(&request[0]) else {
             let refused = if self.talk.is_stranger { stranger() } else { unknown(&request) };
@@ -213,7 +213,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
         let mut given = Some((request, Tag { key, number, started }));
         let ended = std::future::poll_fn(|context| {
             let started = given.take().and_then(|(request, tag)| {
-                under_way.start(|| execute(Rc::clone(shard), spec, request), tag, context)
+                under_way.start(|| execute(Rc::clone(shard), spec, request), tag, more, context)
             });
             Poll::Ready(started)
         })

@@ -118,7 +118,7 @@ async fn welcome<S: Store, F: Future<Output = Reply> + 'static>(
     inboxes: Arc<[Inbox]>,
     execute: Execute<S, F>,
 ) {
-    let boxes = Boxes::new();
+    let boxes = Boxes::new(shard.endpoint.company());
     loop {
         let client = inboxes[number].next().await;
         match sockets.watch(Arc::clone(&client)) {

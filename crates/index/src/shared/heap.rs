@@ -4,10 +4,11 @@
 //! free": linked into an index, or in the hands of some session. One heap serves all endpoints and indexes of a session.
 //!
 //! 1. **Allocate**: from the session's own free objects; else from retired ones that are safe by now; else by claiming free
-//!    bits of a chunk it owns, some at a time (CAS on the bitmap word); else from a new chunk (a call; the server hands out
-//!    what dead sessions left first).
+//!    bits of a chunk it was given, some at a time (CAS on the bitmap word); else from a new chunk (a call; the server hands out
+//!    what dead sessions left first, and where room is scarce, chunks that others have and use only in part).
 //! 2. **Retire** an object that has just been unlinked: it is written into the session's journal on its server, and waits for
-//!    the epoch ([`Session::retire_stamp`]). Then its journal slot is cleared, and it is free in this session's hands.
+//!    the epoch ([`Session::retire_stamp`]). Then its journal slot is cleared, and it is free in this session's hands. Epochs are
+//!    asked for now and then only: it is a call, during which the thread may do nothing else.
 //! 3. Beyond [`MAX_FREE`] free objects of a class are given back: their bits are cleared (FAA; nobody else changes a set bit).
 //! 4. **Inherit** from a fenced session: its chunks are nobody's and will be handed out again; what its journal lists is taken
 //!    over, slot by slot, by CAS.
@@ -18,6 +19,7 @@
 //! reuse.
 
 use super::surely;
+use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos};
 use farwood_fabric::control::{ControlError, IndexId, MAIN_BASE, ObjectChunk, RETIRE_SLOTS, Reply, Request};
 use farwood_fabric::session::{Estate, RetireStamp};
 use farwood_fabric::{CallError, Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId, Session, marks};
@@ -32,14 +34,24 @@ pub const MAX_FREE: usize = 16;
 pub const CLAIM: u32 = 8;
 /// How many words of a bitmap are looked at before all of it is.
 const NEAR_WORDS: u64 = 8;
-/// From how many retired objects on `retire` tries to free some.
-const COLLECT_AT: usize = 16;
-/// How often an allocation looks for objects: others may take what a new chunk brought.
+/// How much time lies between two questions for the epochs, at least, and how much more than asking takes: how long objects wait
+/// depends on how often everybody asks, also those who retire little.
+const COLLECT_EVERY_NS: Nanos = 200 * MICROSECOND;
+const COLLECT_EVERY_TIMES: u64 = 32;
+/// They are asked for sooner when so many objects have been retired since, always when the journal is full, and when there is no other
+/// way to an object.
+const COLLECT_AT: usize = 64;
+/// How many chunks an allocation asks for: others may take what a new chunk brought.
 const MAX_CLAIMS: u32 = 20;
-/// How often others are waited for: to flush hints, to let go of retired objects.
+/// How often it looks whether somebody else got one, and how long it waits in between.
+const MAX_CHUNK_WAITS: u32 = 100_000;
+const CHUNK_WAIT_NS: Nanos = 20 * MICROSECOND;
+/// How often others are waited for to flush hints, and how long each time.
 const MAX_WAITS: u32 = 50;
-/// How long one such wait takes.
-const WAIT_NS: u64 = 200_000;
+const WAIT_NS: Nanos = 200 * MICROSECOND;
+/// The same for those who leave, until others have let go of what they retired; each wait is twice as long as the one before, up to a limit.
+const MAX_LEAVING_WAITS: u32 = 40;
+const LONGEST_LEAVING_WAIT_NS: Nanos = 50 * MILLISECOND;
 
 /// A kind of object: equal in size, and never anything else where it is (type-stable memory).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -78,6 +90,9 @@ struct Inner {
 struct State {
     pools: FxHashMap<(ServerId, Class), ClassPool>,
     limbo: Vec<Retired>,
+    /// When the epochs may be asked for again, and how many objects have been retired since they were.
+    next_collection: Nanos,
+    retired_since: usize,
     /// Per server, the journal slots that are not in use.
     slots: FxHashMap<ServerId, Vec<u64>>,
     counts: HeapCounts,
@@ -91,6 +106,33 @@ struct ClassPool {
     /// Where to look for free bits next: in which chunk, and from which word of its bitmap on.
     cursor: usize,
     word: u64,
+    /// Somebody is asking for a new chunk.
+    is_asking: bool,
+}
+
+/// The right to ask for a new chunk of a class, which one has at a time.
+struct Asking<'a> {
+    heap: &'a Heap,
+    of: (ServerId, Class),
+}
+
+impl<'a> Asking<'a> {
+    fn begin(heap: &'a Heap, of: (ServerId, Class)) -> Option<Self> {
+        let was_asking = {
+            let mut state = heap.state();
+            std::mem::replace(&mut state.pools.entry(of).or_default().is_asking, true)
+        };
+        // Not made for nothing, since dropping it ends it.
+        (!was_asking).then(|| Self { heap, of })
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        if let Some(pool) = self.heap.state().pools.get_mut(&self.of) {
+            pool.is_asking = false;
+        }
+    }
 }
 
 struct Retired {
@@ -138,16 +180,32 @@ impl Heap {
     /// A new object on `server`. Its bytes are whatever they were. If the pool is full but freed chunks of another type wait
     /// for a flush, end the operation (its pin holds the flush up), call [`Heap::make_room`] and try again.
     pub async fn allocate(&self, op: &Op, server: ServerId, class: Class) -> Result<GlobalAddr, FabricError> {
-        for _ in 0..MAX_CLAIMS {
+        let mut claims = 0;
+        for _ in 0..MAX_CHUNK_WAITS {
             if let Some(addr) = self.take_free(server, class) {
                 return Ok(addr);
+            }
+            self.collect_if_due(op.endpoint()).await?;
+            if let Some(addr) = self.take_free(server, class) {
+                return Ok(addr);
+            }
+            if self.claim_from_own_chunks(op, server, class).await? {
+                continue;
             }
             self.collect(op.endpoint()).await?;
             if let Some(addr) = self.take_free(server, class) {
                 return Ok(addr);
             }
-            if !self.claim_from_own_chunks(op, server, class).await? {
-                self.new_chunk(op, server, class).await?;
+            // One asks for all: of hundreds of operations under way, each would be given a chunk.
+            match Asking::begin(self, (server, class)) {
+                Some(_asking) => {
+                    self.new_chunk(op, server, class).await?;
+                    claims += 1;
+                    if claims == MAX_CLAIMS {
+                        break;
+                    }
+                }
+                None => op.endpoint().sleep(CHUNK_WAIT_NS).await,
             }
         }
         Err(FabricError::RetriesExhausted { what: "allocating an object", attempts: MAX_CLAIMS })
@@ -182,8 +240,12 @@ impl Heap {
         self.put_back(class, addr, false);
     }
 
-    fn put_back(&self, class: Class, addr: GlobalAddr, was_used: bool) {
-        self.state().pools.entry((addr.server(), class)).or_default().free.push((addr, was_used));
+    /// Puts an object among the free ones; how many those of its class are.
+    fn put_back(&self, class: Class, addr: GlobalAddr, was_used: bool) -> usize {
+        let mut state = self.state();
+        let free = &mut state.pools.entry((addr.server(), class)).or_default().free;
+        free.push((addr, was_used));
+        free.len()
     }
 
     /// Notes that an object may be lost: linked and then replaced by others, or never linked.
@@ -204,17 +266,14 @@ impl Heap {
             Some(slot) => surely::write_word(op, slot, addr.to_raw()).await,
             None => Ok(()),
         };
-        let pending = {
+        {
             let mut state = self.state();
             state.counts.unjournaled += u64::from(slot.is_none());
             state.limbo.push(Retired { addr, class, slot, stamp: None });
-            state.limbo.len()
-        };
-        written?;
-        if pending >= COLLECT_AT {
-            self.collect(op.endpoint()).await?;
+            state.retired_since += if slot.is_some() { 1 } else { COLLECT_AT };
         }
-        Ok(())
+        written?;
+        self.collect_if_due(op.endpoint()).await
     }
 
     async fn wipe(&self, op: &Op, class: Class, addr: GlobalAddr) -> Result<(), FabricError> {
@@ -227,6 +286,26 @@ impl Heap {
     fn take_slot(&self, server: ServerId) -> Option<GlobalAddr> {
         let slot = self.state().slots.get_mut(&server)?.pop()?;
         self.inner.session.journal(server).map(|journal| journal.add(slot * 8))
+    }
+
+    /// Frees what was retired and is safe by now, if the epochs have not been asked for just now.
+    async fn collect_if_due(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
+        {
+            let mut state = self.state();
+            let is_due = state.retired_since >= COLLECT_AT || endpoint.now() >= state.next_collection;
+            if state.limbo.is_empty() || !is_due {
+                return Ok(());
+            }
+            // Before it is done, so that only one thread does it.
+            state.next_collection = endpoint.now() + COLLECT_EVERY_NS;
+            state.retired_since = 0;
+        }
+        let begin = endpoint.now();
+        let collected = self.collect(endpoint).await;
+        let end = endpoint.now();
+        let pause = end.saturating_sub(begin).saturating_mul(COLLECT_EVERY_TIMES).max(COLLECT_EVERY_NS);
+        self.state().next_collection = end + pause;
+        collected
     }
 
     /// Frees what was retired and is safe by now. A heartbeat, if anything waits.
@@ -275,7 +354,14 @@ impl Heap {
             }
             state.counts.reused += 1;
             drop(state);
-            self.put_back(retired.class, retired.addr, true);
+            let free = self.put_back(retired.class, retired.addr, true);
+            // Some at a time; but what is in our hands is lost if we die.
+            if free >= MAX_FREE + CLAIM as usize {
+                if let Err(error) = self.give_back_surplus(&op).await {
+                    self.state().limbo.extend(safe);
+                    return Err(error);
+                }
+            }
         }
         self.give_back_surplus(&op).await
     }
@@ -383,8 +469,11 @@ impl Heap {
                 }
                 let mut state = self.state();
                 let pool = state.pools.entry((server, class)).or_default();
-                pool.chunks.push(offset);
-                pool.cursor = pool.chunks.len() - 1;
+                // It may be one that the session had before somebody else asked for room.
+                pool.cursor = pool.chunks.iter().position(|chunk| *chunk == offset).unwrap_or_else(|| {
+                    pool.chunks.push(offset);
+                    pool.chunks.len() - 1
+                });
                 pool.word = 0;
                 Ok(())
             }
@@ -490,12 +579,12 @@ impl Heap {
     /// Gives everything back before the session ends: waits for retired objects to be safe (a bounded time), then clears the
     /// bits of all free ones. Returns how many retired objects had to be left.
     pub async fn close(&self, endpoint: &Endpoint) -> Result<usize, FabricError> {
-        for _ in 0..MAX_WAITS {
+        for wait in 0..MAX_LEAVING_WAITS {
             self.collect(endpoint).await?;
             if self.state().limbo.is_empty() {
                 break;
             }
-            endpoint.sleep(WAIT_NS).await;
+            endpoint.sleep(LONGEST_LEAVING_WAIT_NS.min(WAIT_NS << wait.min(20))).await;
         }
         let mut free = Vec::new();
         for ((_, class), pool) in &mut self.state().pools {

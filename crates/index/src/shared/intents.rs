@@ -21,8 +21,9 @@ use crate::api::IndexError;
 use farwood_fabric::control::{INTENT_BYTES, RETIRE_SLOTS};
 use farwood_fabric::session::Estate;
 use farwood_fabric::{FabricError, GlobalAddr, Op, ServerId, Session, marks};
-use rustc_hash::FxHashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::iter;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 const GRANULE: usize = 64;
@@ -38,13 +39,13 @@ const _: () = assert!((GRANULE * GRANULES) as u64 == INTENT_BYTES);
 pub struct Intents {
     session: Session,
     /// Per server, a bit for each granule in use.
-    used: Arc<Mutex<FxHashMap<ServerId, u64>>>,
+    used: Arc<[AtomicU64]>,
 }
 
 /// Room for one intent; given back when dropped.
 #[derive(Debug)]
 pub struct Slot {
-    intents: Intents,
+    used: Arc<[AtomicU64]>,
     server: ServerId,
     mask: u64,
     addr: GlobalAddr,
@@ -66,26 +67,23 @@ pub struct Redo {
 impl Intents {
     /// The room that a session has.
     pub fn new(session: &Session) -> Self {
-        Self { session: session.clone(), used: Arc::default() }
-    }
-
-    fn used(&self) -> MutexGuard<'_, FxHashMap<ServerId, u64>> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+        Self { session: session.clone(), used: session.servers().iter().map(|_| AtomicU64::new(0)).collect() }
     }
 
     /// Room for `bytes` on `server`, if there is some just now.
     pub fn take(&self, server: ServerId, bytes: usize) -> Option<Slot> {
         let granules = bytes.div_ceil(GRANULE).max(1);
         let journal = self.session.journal(server)?;
-        let mut used = self.used();
-        let map = used.entry(server).or_default();
         let wanted = if granules >= GRANULES { u64::MAX } else { (1 << granules) - 1 };
-        let first = (0..=GRANULES.checked_sub(granules)?).find(|at| *map & (wanted << at) == 0)?;
-        let mask = wanted << first;
-        *map |= mask;
-        drop(used);
+        let last = GRANULES.checked_sub(granules)?;
+        let place = |used: u64| (0..=last).find(|at| used & (wanted << at) == 0);
+        let used = self.used.get(server.index())?;
+        let before = used.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
+            place(used).map(|first| used | wanted << first)
+        });
+        let first = place(before.ok()?)?;
         let addr = intents_of(journal).add((first * GRANULE) as u64);
-        Some(Slot { intents: self.clone(), server, mask, addr })
+        Some(Slot { used: Arc::clone(&self.used), server, mask: wanted << first, addr })
     }
 }
 
@@ -116,8 +114,8 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        if let Some(map) = self.intents.used().get_mut(&self.server) {
-            *map &= !self.mask;
+        if let Some(used) = self.used.get(self.server.index()) {
+            used.fetch_and(!self.mask, Ordering::AcqRel);
         }
     }
 }
@@ -129,27 +127,27 @@ fn intents_of(journal: GlobalAddr) -> GlobalAddr {
 impl Redo {
     /// How many bytes it takes.
     pub fn encoded_bytes(&self) -> usize {
-        HEADER + self.writes.iter().map(|(_, bytes)| 16 + bytes.len().div_ceil(8) * 8).sum::<usize>()
+        HEADER + self.writes.iter().map(|(_, bytes)| encoded_write_bytes(bytes.len())).sum::<usize>()
     }
 
     /// Its bytes, for this place.
     pub fn encode(&self, at: GlobalAddr) -> Vec<u8> {
-        let bytes = self.encoded_bytes();
-        let mut out = Vec::with_capacity(bytes);
-        out.extend([0; 8]);
-        let sizes = (bytes as u64) << 32 | self.writes.len() as u64;
-        for word in [self.lock.to_raw(), self.mask, self.held, sizes] {
-            out.extend(word.to_le_bytes());
-        }
-        for (addr, bytes) in &self.writes {
-            out.extend(addr.to_raw().to_le_bytes());
-            out.extend((bytes.len() as u64).to_le_bytes());
-            out.extend(bytes);
-            out.resize(out.len().next_multiple_of(8), 0);
-        }
-        let checksum = xxh3_64_with_seed(&out[8..], at.to_raw());
-        out[..8].copy_from_slice(&checksum.to_le_bytes());
-        out
+        let writes = self.writes.iter().map(|(addr, bytes)| (*addr, bytes.as_slice()));
+        encode((self.lock, self.mask, self.held), self.encoded_bytes(), writes, at)
+    }
+
+    /// How many bytes an intent of one WRITE of so many bytes takes.
+    pub fn encoded_bytes_of_one(bytes: usize) -> usize {
+        HEADER + encoded_write_bytes(bytes)
+    }
+
+    /// The bytes of an intent of one WRITE, under the lock (its word, the mask, what is held) for this place.
+    pub fn encode_one(
+        lock: (GlobalAddr, u64, u64),
+        (addr, bytes): (GlobalAddr, &[u8]),
+        at: GlobalAddr,
+    ) -> Vec<u8> {
+        encode(lock, Self::encoded_bytes_of_one(bytes.len()), iter::once((addr, bytes)), at)
     }
 
     /// The intent at the start of `bytes`, if there is a whole one.
@@ -170,6 +168,32 @@ impl Redo {
         }
         Some(Self { lock: GlobalAddr::from_raw(word(8)?), mask: word(16)?, held: word(24)?, writes })
     }
+}
+
+fn encoded_write_bytes(bytes: usize) -> usize {
+    16 + bytes.next_multiple_of(8)
+}
+
+fn encode<'a>(
+    (lock, mask, held): (GlobalAddr, u64, u64),
+    bytes: usize,
+    writes: impl ExactSizeIterator<Item = (GlobalAddr, &'a [u8])>,
+    at: GlobalAddr,
+) -> Vec<u8> {
+    let mut out = Vec::with_capacity(bytes);
+    let sizes = (bytes as u64) << 32 | writes.len() as u64;
+    for word in [0, lock.to_raw(), mask, held, sizes] {
+        out.extend_from_slice(&word.to_le_bytes());
+    }
+    for (addr, bytes) in writes {
+        out.extend_from_slice(&addr.to_raw().to_le_bytes());
+        out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+        out.extend_from_slice(bytes);
+        out.resize(out.len().next_multiple_of(8), 0);
+    }
+    let checksum = xxh3_64_with_seed(&out[8..], at.to_raw());
+    out[..8].copy_from_slice(&checksum.to_le_bytes());
+    out
 }
 
 /// Carries out again what a fenced session was in the middle of. Before its locks are freed.
@@ -221,5 +245,10 @@ mod tests {
             assert_eq!(Redo::decode(&bytes[..at], here), None);
         }
         assert_eq!(Redo::decode(&[0; 4096], here), None);
+        let (addr, data) = redo().writes.remove(1);
+        let one = Redo { writes: vec![(addr, data.clone())], ..redo() };
+        let lock = (one.lock, one.mask, one.held);
+        assert_eq!(Redo::encode_one(lock, (addr, &data), here), one.encode(here));
+        assert_eq!(Redo::encoded_bytes_of_one(data.len()), one.encoded_bytes());
     }
 }

@@ -39,6 +39,22 @@ fn an_orphan_is_inherited_with_its_objects() {
 }
 
 #[test]
+fn where_room_is_scarce_what_others_have_not_filled_is_shared() {
+    let (memory, _, mut table) = world(2);
+    let objects = ObjectChunk::new(4096, 64).unwrap();
+    assert_eq!(table.allocate(&memory, A, want(1, 64, 1, 0)).unwrap().offset, at(0));
+    assert_eq!(table.allocate(&memory, B, want(1, 64, 1, 0)).unwrap().offset, at(1), "there is room yet");
+    memory.store(RegionId::MAIN, at(1) + 64, 0b11);
+    assert_eq!(table.allocate(&memory, A, want(1, 64, 1, 0)), Ok(Handed { offset: at(1), inherited: true }));
+    assert_eq!(memory.load(RegionId::MAIN, at(1) + 64), 0b11, "its objects live on");
+    assert_eq!(table.allocate(&memory, A, want(1, 64, 1, 0)), full(1, false), "A has both");
+    assert_eq!(table.allocate(&memory, B, want(1, 128, 1, 0)), full(1, false), "another size");
+    memory.store(RegionId::MAIN, at(0) + 64, objects.word_mask(0));
+    memory.store(RegionId::MAIN, at(1) + 64, objects.word_mask(0));
+    assert_eq!(table.allocate(&memory, B, want(1, 64, 1, 0)), full(1, false), "all objects are in use");
+}
+
+#[test]
 fn raw_orphans_are_not_inherited_but_may_be_freed_by_anybody() {
     let (memory, _, mut table) = world(2);
     table.allocate(&memory, A, want(1, 0, 2, 0)).unwrap();

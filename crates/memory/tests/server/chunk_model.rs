@@ -141,11 +141,19 @@ impl Model {
         let all_taken = self.covered(|_| true);
         let taken = self.covered(|e| Self::is_waiting(e, flushed_through));
         let used = self.covered(|e| matches!(e.status, Status::Used { .. }));
+        // Bitmaps of the model are never full.
+        let others = |e: &Extent| {
+            object_bytes > 0
+                && e.kind == kind
+                && matches!(e.status, Status::Used { owner: other } if other != owner)
+        };
+        let is_scarce = all_taken.len() == CHUNKS as usize;
+        let shared = is_scarce && !orphan && !reusable && self.extents.values().any(others);
         match reply {
             Err(CallError::Control(ControlError::PoolFull { wanted, flush_helps, .. })) => {
                 assert_eq!(wanted, count);
                 assert!(
-                    !orphan && !reusable && !Self::has_run(&taken, count),
+                    !orphan && !reusable && !shared && !Self::has_run(&taken, count),
                     "there was memory for {kind:?}"
                 );
                 assert_eq!(flush_helps, Self::has_run(&used, count));
@@ -154,8 +162,13 @@ impl Model {
                 let at = u32::try_from((offset - MAIN_BASE) / CHUNK_BYTES).expect("few chunks");
                 assert_eq!((offset - MAIN_BASE) % CHUNK_BYTES, 0);
                 let range = at..at + count;
-                assert_eq!(inherited, orphan, "orphans come first");
+                assert_eq!(
+                    inherited,
+                    orphan || shared,
+                    "orphans come first, and sharing before others' freed chunks"
+                );
                 match self.extents.get(&at).cloned() {
+                    Some(extent) if shared => assert!(others(&extent) && extent.count == count, "{extent:?}"),
                     Some(extent) if inherited => assert_eq!(extent, Extent { kind, count, status: nobody }),
                     Some(extent) if reusable => {
                         assert!(same(&extent), "its own type comes second: {extent:?}");

@@ -4,17 +4,19 @@
 mod sherman;
 mod sphinx;
 
+use farwood_fabric::control::{Reply, Request};
 use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::server::ServerLogic;
 use farwood_fabric::transport::local::LocalCluster;
 use farwood_fabric::{Cluster, Endpoint, Executor, ServerId, SessionOptions};
+use farwood_index::shared::heap::Class;
 use farwood_index::{Engine, IndexError, OrderedIndex, Pool};
 use farwood_memory::{MemoryServer, ServerConfig};
 use farwood_sim::check::leaks;
 use farwood_sim::threads::{self, Crew};
 use fastrand::Rng;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 
@@ -211,4 +213,31 @@ fn threads_agree(engine: &impl Engine, cluster: &Cluster, crew: &Crew, paths: &[
         assert!(done.marks.contains_key(path), "'{path}' never ran; what ran: {:?}", done.marks);
     }
     threads::judge(engine, cluster, done.operations).unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// Operations that all find the heap empty are served by one new chunk: each asked for one of its own, once, and the pool was full.
+#[test]
+fn many_allocations_at_once_ask_for_one_chunk() {
+    let cluster = cluster(64, 1 << 20);
+    Executor::new().block_on(async {
+        let pool = Pool::join(&cluster, SessionOptions::default()).await.expect("joined");
+        let endpoint = pool.session().endpoint().expect("an endpoint");
+        let class = Class { index: 1, class: 1, object_bytes: 64 };
+        let allocations: Vec<_> = (0..200)
+            .map(|_| {
+                let (heap, endpoint) = (pool.heap().clone(), endpoint.clone());
+                endpoint.clone().spawn(async move {
+                    heap.allocate(&endpoint.op(), ServerId::COORDINATOR, class).await.expect("there is room")
+                })
+            })
+            .collect();
+        let mut objects = BTreeSet::new();
+        for allocation in allocations {
+            assert!(objects.insert(allocation.await.expect("not killed")), "handed out twice");
+        }
+        let request = Request::ListChunks { owner: None };
+        let reply = endpoint.op().control(ServerId::COORDINATOR, &request).await.expect("listed");
+        let Reply::ChunkList { chunks, .. } = reply else { panic!("a list") };
+        assert_eq!(chunks.len(), 1, "{chunks:?}");
+    });
 }

@@ -100,7 +100,7 @@ impl Tree {
         &self,
         op: &Op,
         key: &[u8],
-        prefixes: &Prefixes,
+        prefixes: &Prefixes<'_>,
         below: usize,
     ) -> Result<Jump, IndexError> {
         let mut jump = Jump::default();
@@ -218,7 +218,7 @@ impl Tree {
         op: &Op,
         jump: &Jump,
         way: &Way,
-        prefixes: &Prefixes,
+        prefixes: &Prefixes<'_>,
     ) -> Result<(), IndexError> {
         let Some(finder) = self.finder() else { return Ok(()) };
         let begin = usize::from(jump.stop.is_some());

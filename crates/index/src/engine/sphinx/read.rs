@@ -22,6 +22,10 @@ const MAX_READS: u32 = 10_000;
 /// After so many torn reads in a row the lock is taken, which waits for the writer, or lets a dead one be recovered.
 const PATIENCE: u32 = 16;
 
+/// Below so many branches (as a power of two) there are more nodes than a processor's nearest caches hold: there it pays to ask for memory first
+/// and to make way for others until it has come.
+const RARELY_CACHED: u32 = 12;
+
 /// A node on the way of a key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stop {
@@ -51,7 +55,7 @@ impl Way {
 
 impl Tree {
     /// The way of a key, from the deepest node that is found by hash, or from the root.
-    pub(super) async fn way(&self, op: &Op, key: &[u8], prefixes: &Prefixes) -> Result<Way, IndexError> {
+    pub(super) async fn way(&self, op: &Op, key: &[u8], prefixes: &Prefixes<'_>) -> Result<Way, IndexError> {
         self.way_above(op, key, prefixes, usize::MAX).await
     }
 
@@ -60,11 +64,11 @@ impl Tree {
         &self,
         op: &Op,
         key: &[u8],
-        prefixes: &Prefixes,
+        prefixes: &Prefixes<'_>,
         below: usize,
     ) -> Result<Way, IndexError> {
         let mut stops = SmallVec::new();
-        if let Some(leaf) = self.descend(op, key, |stop| stops.push(stop)) {
+        if let Some(leaf) = self.descend(op, key, |stop| stops.push(stop)).await {
             return Ok(Way { stops, leaf: leaf? });
         }
         let jump = self.jump(op, key, prefixes, below).await?;
@@ -80,7 +84,7 @@ impl Tree {
     /// The way of a key from the root and the leaf that it leads to, if any, where this thread can look at nodes itself; `None` where it
     /// cannot, or nodes are to be found by hash.
     #[inline]
-    fn descend(
+    async fn descend(
         &self,
         op: &Op,
         key: &[u8],
@@ -90,6 +94,7 @@ impl Tree {
             return None;
         }
         let (mut node, mut above) = (self.shared.root, None);
+        let mut branching = 0;
         // Depths grow, so this ends.
         loop {
             let seen = op.look(node.addr, node.kind.bytes(), |words| {
@@ -104,13 +109,28 @@ impl Tree {
                 return Some(Err(not_deeper(node)));
             }
             above = Some(stop.head.depth);
+            branching += branching_of(node.kind);
             pass(stop);
             node = match stop.slot.target() {
                 Some(Target::Empty) => return Some(Ok(None)),
-                Some(Target::Leaf(leaf)) => return Some(Ok(Some(leaf))),
+                Some(Target::Leaf(leaf)) => {
+                    if branching >= RARELY_CACHED {
+                        op.approach(&[(leaf.addr, leaf.class.bytes())]).await;
+                    }
+                    return Some(Ok(Some(leaf)));
+                }
                 Some(Target::Node(child)) => child,
                 None => return Some(Err(no_slot(node))),
             };
+            if branching >= RARELY_CACHED {
+                match node.kind {
+                    NodeKind::N256 => {
+                        let slot = slot_of(key, stop.head.depth + 1) as u64;
+                        op.approach(&[(node.addr, NODE_SLOTS_AT), (node.addr.add(slot), 8)]).await;
+                    }
+                    kind => op.approach(&[(node.addr, kind.bytes())]).await,
+                }
+            }
         }
     }
 
@@ -151,17 +171,13 @@ impl Tree {
         node: NodeRef,
         guess: usize,
     ) -> Result<Stop, IndexError> {
-        let slot_of = |depth| match Step::of(key, depth) {
-            Some(Step::Byte(byte)) => direct_slot_at(byte),
-            _ => NODE_END_AT,
-        };
-        let guessed = slot_of(guess);
+        let guessed = slot_of(key, guess);
         let (head, slot) = ((node.addr, NODE_SLOTS_AT), (node.addr.add(guessed as u64), 8));
         let (head_bytes, slot) = surely::read_pair(op, head, slot).await?;
         let mut slot = Slot(slot.word(0));
         let Some(head) = Head::from_word(head_bytes.word(NODE_HEAD_AT)) else { return Err(no_node(node)) };
         let step = Step::of(key, head.depth);
-        let at = slot_of(head.depth);
+        let at = slot_of(key, head.depth);
         slot = match step {
             None => Slot::EMPTY,
             Some(_) if at == guessed => slot,
@@ -206,11 +222,10 @@ impl Tree {
 
     /// The value of a key.
     pub(super) async fn look_up(&self, op: &Op, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
-        let leaf = if let Some(leaf) = self.descend(op, key, drop) {
+        let leaf = if let Some(leaf) = self.descend(op, key, drop).await {
             leaf?
         } else {
-            let hashed = if self.finder().is_some() { key } else { &[] };
-            self.way(op, key, &Prefixes::new(self.shared.seed, hashed)).await?.leaf
+            self.way(op, key, &Prefixes::of(self.shared.seed, key)).await?.leaf
         };
         let Some(leaf) = leaf else { return Ok(None) };
         let leaf = self.read_leaf(op, leaf).await?;
@@ -239,6 +254,24 @@ impl Tree {
             }
         }
         Ok(None)
+    }
+}
+
+/// Where the slot of a key is in a Node256 of this depth.
+fn slot_of(key: &[u8], depth: usize) -> usize {
+    match Step::of(key, depth) {
+        Some(Step::Byte(byte)) => direct_slot_at(byte),
+        _ => NODE_END_AT,
+    }
+}
+
+/// The children of a node of this kind, roughly, as a power of two.
+fn branching_of(kind: NodeKind) -> u32 {
+    match kind {
+        NodeKind::N4 => 1,
+        NodeKind::N16 => 3,
+        NodeKind::N48 => 5,
+        NodeKind::N256 => 7,
     }
 }
 

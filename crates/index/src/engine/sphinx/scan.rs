@@ -37,7 +37,7 @@ pub(super) type Range<'a> = (Bound<&'a [u8]>, Bound<&'a [u8]>);
 /// One end of a range.
 struct Edge<'a> {
     key: &'a [u8],
-    prefixes: Prefixes,
+    prefixes: Prefixes<'a>,
 }
 
 /// Something in the order of keys that is still to be looked at.
@@ -90,7 +90,7 @@ impl<'a> Edge<'a> {
     fn of(bound: Bound<&'a [u8]>, seed: u64) -> Option<Self> {
         match bound {
             Bound::Included(key) | Bound::Excluded(key) => {
-                Some(Self { key, prefixes: Prefixes::new(seed, key) })
+                Some(Self { key, prefixes: Prefixes::of(seed, key) })
             }
             Bound::Unbounded => None,
         }

@@ -66,7 +66,7 @@ pub(super) struct Fresh {
 pub(super) struct Change<'a> {
     pub(super) op: &'a Op,
     pub(super) key: &'a [u8],
-    pub(super) prefixes: Prefixes,
+    pub(super) prefixes: Prefixes<'a>,
 }
 
 /// The WRITE of a word.
@@ -227,7 +227,7 @@ impl Tree {
     /// Changes a key as `decide` says; whether it did.
     pub(super) async fn modify(&self, key: &[u8], decide: Decide<'_>) -> Result<bool, IndexError> {
         let op = self.endpoint.op();
-        let change = Change { op: &op, key, prefixes: Prefixes::new(self.shared.seed, key) };
+        let change = Change { op: &op, key, prefixes: Prefixes::of(self.shared.seed, key) };
         for attempt in 0..MAX_ATTEMPTS {
             let way = self.way(&op, key, &change.prefixes).await?;
             let done = match way.leaf {
@@ -393,9 +393,8 @@ impl Tree {
     ) -> Result<(), IndexError> {
         let version = leaf.head.version.wrapping_add(1);
         let bytes = leaf::build(self.shared.place(at.addr), version, leaf.key(), value);
-        let redo =
-            Redo { lock: held.at.addr, mask: held.at.mask, held: held.word, writes: vec![(at.addr, bytes)] };
-        let room = self.shared.pool.intents().room(op, at.addr.server(), redo.encoded_bytes()).await;
+        let needed = Redo::encoded_bytes_of_one(bytes.len());
+        let room = self.shared.pool.intents().room(op, at.addr.server(), needed).await;
         let slot = match room {
             Ok(slot) => slot,
             Err(error) => {
@@ -403,8 +402,9 @@ impl Tree {
                 return Err(error);
             }
         };
-        let intent = Write { addr: slot.addr(), bytes: redo.encode(slot.addr()).into() };
-        let bytes = redo.writes.into_iter().next().map(|(_, bytes)| bytes).unwrap_or_default();
+        let lock = (held.at.addr, held.at.mask, held.word);
+        let redo = Redo::encode_one(lock, (at.addr, &bytes), slot.addr());
+        let intent = Write { addr: slot.addr(), bytes: redo.into() };
         let update = Write { addr: at.addr, bytes: bytes.into() };
         // The lock may be handed on, and then its word stays what it is.
         let end = word_at(slot.end_addr(), 0, 0);

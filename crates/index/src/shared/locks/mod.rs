@@ -21,10 +21,11 @@ use super::surely;
 use crate::Pool;
 use crate::api::IndexError;
 use farwood_fabric::clock::Nanos;
-use farwood_fabric::verb::{INLINE_BYTES, Verb};
+use farwood_fabric::verb::Verb;
 use farwood_fabric::{Batch, Buf, FabricError, GlobalAddr, Op, RegionId, ServerId, SessionId, marks};
 use local::{LocalLocks, LockKey, Tried};
 use smallvec::SmallVec;
+use std::iter;
 use std::sync::Arc;
 
 /// How often a lock is tried for before the operation fails. With the waits below this is far beyond a lease.
@@ -34,6 +35,8 @@ const SPINS: u32 = 2_000;
 const WAIT_NS: Nanos = 2_000;
 /// How often a batch is repeated through lost completions.
 const MAX_LOST: u32 = 64;
+/// The word of a lock that nobody holds.
+const FREE: &[u8] = &[0; 8];
 /// Locks in a word, if they share one.
 const LANES: u64 = 4;
 
@@ -314,20 +317,24 @@ impl Locks {
         read: Option<(GlobalAddr, usize)>,
     ) -> Result<(Result<u64, u64>, Option<Buf>), IndexError> {
         let mine = self.fresh_word(at, task);
-        let mut batch = Batch::new(at.addr.server());
-        let cas = batch.push(at.swap(0, mine));
-        let read = read.map(|(node, bytes)| batch.read(node, bytes));
-        match op.submit(batch).await {
-            Ok(mut done) => {
-                let before = done.previous(cas);
-                if before & at.mask == 0 {
-                    return Ok((Ok(mine), read.map(|read| done.take(read))));
-                }
-                Ok((Err(before & at.mask), None))
+        let swapped = match read {
+            Some(read) if at.mask == u64::MAX => {
+                op.cas_and_read((at.addr, 0, mine), read).await.map(|(before, buf)| (before, Some(buf)))
             }
-            Err(failure) => {
+            _ => {
+                let mut batch = Batch::new(at.addr.server());
+                let cas = batch.push(at.swap(0, mine));
+                let read = read.map(|(node, bytes)| batch.read(node, bytes));
+                let done = op.submit(batch).await.map_err(|failure| failure.error);
+                done.map(|mut done| (done.previous(cas), read.map(|read| done.take(read))))
+            }
+        };
+        match swapped {
+            Ok((before, buf)) if before & at.mask == 0 => Ok((Ok(mine), buf)),
+            Ok((before, _)) => Ok((Err(before & at.mask), None)),
+            Err(error) => {
                 // Once reconnected the CAS has happened or never will, and the word tells which.
-                surely::reconnected(op, failure.error).await?;
+                surely::reconnected(op, error).await?;
                 let seen = surely::read_word(op, at.addr).await? & at.mask;
                 if seen == mine {
                     marks::hit("lock_taken_unknowingly");
@@ -415,9 +422,9 @@ impl Locks {
             return Ok(());
         }
         for _ in 0..MAX_LOST {
-            match op.submit(batch_of(op, server, writes)).await {
-                Ok(_) => return Ok(()),
-                Err(failure) => surely::reconnected(op, failure.error).await.map_err(begun)?,
+            match op.write_in_order(server, in_order(writes)).await {
+                Ok(()) => return Ok(()),
+                Err(error) => surely::reconnected(op, error).await.map_err(begun)?,
             }
             marks::hit("write_repeated");
         }
@@ -433,25 +440,23 @@ impl Locks {
         writes: &[Write],
     ) -> Result<(), IndexError> {
         for _ in 0..MAX_LOST {
-            let mut batch = Batch::new(at.addr.server());
-            if self.mistakes.unlock_inside_payload {
-                batch.write_word(at.addr, 0);
-            }
-            add_writes(op, &mut batch, writes);
-            if self.mistakes.unlock_inside_payload {
-                // It went out first.
+            let server = at.addr.server();
+            let written = if self.mistakes.unlock_inside_payload {
+                op.write_in_order(server, iter::once((at.addr, FREE)).chain(in_order(writes))).await
             } else if self.manner.faa_release {
-                batch.push(Verb::Faa { addr: at.addr, add: word.wrapping_neg() });
+                let release = Verb::Faa { addr: at.addr, add: word.wrapping_neg() };
+                submit_with(op, server, writes, release).await
             } else if at.mask == u64::MAX {
-                batch.write_word(at.addr, 0);
+                op.write_in_order(server, in_order(writes).chain(iter::once((at.addr, FREE)))).await
             } else if self.mistakes.plain_masked_release {
-                batch.write_inline(at.addr.add(u64::from(2 * at.lane)), &[0, 0]);
+                let lane = at.addr.add(u64::from(2 * at.lane));
+                op.write_in_order(server, in_order(writes).chain(iter::once((lane, &FREE[..2])))).await
             } else {
-                batch.push(at.swap(word, 0));
-            }
-            match op.submit(batch).await {
-                Ok(_) => return Ok(()),
-                Err(failure) => surely::reconnected(op, failure.error).await.map_err(begun)?,
+                submit_with(op, server, writes, at.swap(word, 0)).await
+            };
+            match written {
+                Ok(()) => return Ok(()),
+                Err(error) => surely::reconnected(op, error).await.map_err(begun)?,
             }
             // Nothing of the batch lands later. The release was its last verb: if it happened, all did.
             if surely::read_word(op, at.addr).await.map_err(begun)? & at.mask != word {
@@ -471,18 +476,16 @@ pub(crate) fn begun(error: FabricError) -> IndexError {
     }
 }
 
-fn batch_of(op: &Op, server: ServerId, writes: &[Write]) -> Batch {
-    let mut batch = Batch::new(server);
-    add_writes(op, &mut batch, writes);
-    batch
+fn in_order(writes: &[Write]) -> impl Iterator<Item = (GlobalAddr, &[u8])> + Clone {
+    writes.iter().map(|write| (write.addr, &write.bytes[..]))
 }
 
-fn add_writes(op: &Op, batch: &mut Batch, writes: &[Write]) {
-    for write in writes {
-        if write.bytes.len() <= INLINE_BYTES {
-            batch.write_inline(write.addr, &write.bytes);
-        } else {
-            batch.write(write.addr, op.endpoint().buf_of(&write.bytes));
-        }
+/// Carries out WRITEs and, behind them, an atomic.
+async fn submit_with(op: &Op, server: ServerId, writes: &[Write], release: Verb) -> Result<(), FabricError> {
+    let mut batch = Batch::new(server);
+    for (addr, bytes) in in_order(writes) {
+        op.endpoint().add_write(&mut batch, addr, bytes);
     }
+    batch.push(release);
+    op.submit(batch).await.map(drop).map_err(|failure| failure.error)
 }

@@ -5,36 +5,44 @@
 use crate::engine::sphinx::filter::PrefixHash;
 use farwood_fabric::ServerId;
 use smallvec::SmallVec;
+use std::cell::OnceCell;
 
-/// The hashes of a key's prefixes, the empty one and the key itself included.
+/// The hashes of a key's prefixes, the empty one and the key itself included. They are computed when the first of them is asked for: who
+/// finds the key's leaf by looking needs none.
 #[derive(Debug)]
-pub(in super::super) struct Prefixes(SmallVec<[u64; 40]>);
+pub(in super::super) struct Prefixes<'a> {
+    seed: u64,
+    key: &'a [u8],
+    hashes: OnceCell<SmallVec<[u64; 40]>>,
+}
 
-impl Prefixes {
-    pub(in super::super) fn new(seed: u64, key: &[u8]) -> Self {
-        let mut hashes = SmallVec::with_capacity(key.len() + 1);
-        let mut hash = PrefixHash::seeded(seed);
-        hashes.push(hash.get());
-        for byte in key {
-            hash = hash.extended(*byte);
-            hashes.push(hash.get());
-        }
-        Self(hashes)
+impl<'a> Prefixes<'a> {
+    pub(in super::super) fn of(seed: u64, key: &'a [u8]) -> Self {
+        Self { seed, key, hashes: OnceCell::new() }
     }
 
     /// The hash of the first `len` bytes; `None` if the key is shorter.
     pub(in super::super) fn get(&self, len: usize) -> Option<u64> {
-        self.0.get(len).copied()
+        self.all().get(len).copied()
     }
 
     /// The hash of the key.
     pub(in super::super) fn whole(&self) -> u64 {
-        self.0.last().copied().unwrap_or(0)
+        self.all().last().copied().unwrap_or(0)
     }
 
     /// All of them, by length.
     pub(in super::super) fn all(&self) -> &[u64] {
-        &self.0
+        self.hashes.get_or_init(|| {
+            let mut hashes = SmallVec::with_capacity(self.key.len() + 1);
+            let mut hash = PrefixHash::seeded(self.seed);
+            hashes.push(hash.get());
+            for byte in self.key {
+                hash = hash.extended(*byte);
+                hashes.push(hash.get());
+            }
+            hashes
+        })
     }
 }
 
@@ -65,12 +73,12 @@ mod tests {
     #[test]
     fn hashes_of_prefixes_follow_from_each_other_and_differ() {
         let key: Vec<u8> = (0..4096u32).map(|n| u8::try_from(n % 7).unwrap_or(0)).collect();
-        let all = Prefixes::new(5, &key);
+        let all = Prefixes::of(5, &key);
         for len in [0, 1, 8, 4095, 4096] {
             assert_eq!(all.get(len), Some(hash(5, &key[..len])));
         }
         assert_eq!((all.get(4097), all.whole()), (None, hash(5, &key)));
-        let zeros = Prefixes::new(5, &[0; 4096]);
+        let zeros = Prefixes::of(5, &[0; 4096]);
         // The first byte of both is 0.
         let distinct: BTreeSet<u64> = all.all().iter().chain(&zeros.all()[2..]).copied().collect();
         assert_eq!(distinct.len(), 2 * 4096);
