@@ -38,6 +38,8 @@ const BURST: usize = 64;
 /// After so many bursts the clock, timers and connections get a look, though tasks are ready. A thread with nothing to do looks
 /// at them every time.
 const BURSTS_PER_LOOK: u32 = 16;
+/// How often a thread that waits for what does not need its core looks for it before it looks at the clock.
+const LOOKS_PER_CLOCK: u32 = 8;
 /// How long a thread that expects something looks for it before it sleeps.
 const SPIN_NS: Nanos = 50 * MICROSECOND;
 
@@ -100,6 +102,8 @@ struct Inner {
     sources: RefCell<Vec<Weak<dyn Source>>>,
     /// When sources were first found to have nothing to do, since they last had.
     idle_since: Cell<Option<Nanos>>,
+    /// Whether what is waited for does not need this core, so far.
+    is_alone: Cell<bool>,
 }
 
 enum Clock {
@@ -246,6 +250,7 @@ impl Executor {
                 paused: RefCell::default(),
                 sources: RefCell::default(),
                 idle_since: Cell::new(None),
+                is_alone: Cell::new(false),
             }),
         }
     }
@@ -412,15 +417,23 @@ impl Executor {
     /// Input and output; whether there was any. If there was none and no task is ready, spins for a while or sleeps.
     fn attend_sources(&self, is_idle: bool, is_clock_due: bool) -> bool {
         let mut did = false;
-        let all = self.each_source(|source| {
+        let mut all = self.each_source(|source| {
             did |= source.flush();
             did |= source.advance();
         });
+        if self.inner.is_alone.get() && is_idle {
+            for _ in 1..LOOKS_PER_CLOCK {
+                if did || !all || self.any_woken() {
+                    break;
+                }
+                all = self.each_source(|source| did |= source.advance());
+            }
+        }
         if !all {
             self.inner.sources.borrow_mut().retain(|source| source.strong_count() > 0);
         }
         if did && !is_clock_due {
-            self.inner.idle_since.set(None);
+            self.rest(None);
             return true;
         }
         let now = self.now();
@@ -434,19 +447,27 @@ impl Executor {
             }
         });
         if did || !is_idle {
-            self.inner.idle_since.set(None);
+            self.rest(None);
             return did;
         }
         let idle_ns = now.saturating_sub(self.inner.idle_since.get().unwrap_or(now));
-        self.inner.idle_since.set(Some(now - idle_ns));
+        self.rest(Some(now - idle_ns));
         if spin.is_none_or(|spin| idle_ns > spin.ns) {
             self.sleep_on_sources();
-            self.inner.idle_since.set(None);
+            self.rest(None);
         } else if spin.is_none_or(|spin| idle_ns >= spin.alone_ns) {
             // What is waited for may need this very core.
             std::thread::yield_now();
+        } else {
+            self.inner.is_alone.set(true);
         }
         false
+    }
+
+    /// Notes since when there has been nothing to do.
+    fn rest(&self, since: Option<Nanos>) {
+        self.inner.idle_since.set(since);
+        self.inner.is_alone.set(false);
     }
 
     /// Sleeps until a source is ready, a wake-up or the next timer.

@@ -37,7 +37,7 @@ use std::process::ExitCode;
 const MAX_SIMULATED_THREADS: u32 = 4096;
 const MAX_TASKS: u32 = 1024;
 /// What a key may take in far memory besides its bytes, so that servers of ours are large enough.
-const OVERHEAD_BYTES_PER_KEY: u64 = 512;
+const OVERHEAD_BYTES_PER_KEY: u64 = 128;
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {

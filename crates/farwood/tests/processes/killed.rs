@@ -1,13 +1,12 @@
 //! `kill -9`, of clients and of servers, under load.
 
 use super::parts::{INDEX, KEYS, TREE_KEYS, TREES, cells, records};
-use super::world::{Over, Process, Servers, client, connect, nap};
+use super::world::{Over, Process, Servers, client, connect};
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND, SECOND};
 use farwood_fabric::{Batch, Executor, FabricError, GlobalAddr, RegionId, ServerId, Session, SessionOptions};
 use farwood_index::{AnyEngine, Engine, Index, OrderedIndex, Pool};
 use farwood_sim::check::leaks;
 use std::ops::Bound;
-use std::time::Duration;
 
 /// What one death may leave unaccounted for: see `shared::heap`.
 const LEAKED_PER_DEATH: usize = 2 * 24;

@@ -2,21 +2,38 @@
 //! the tree is whole afterwards. The suite of `farwood_sim::threads`, over servers that are processes.
 
 use super::world::{AT_WORK, Over, Servers, client, connect};
-use farwood_index::engine::sherman::{Config, Sherman, Switches};
+use farwood_index::engine::{AnyEngine, sherman, sphinx};
 use farwood_sim::history::{Action, Operation, Outcome};
 use farwood_sim::spelling::Spelling;
 use farwood_sim::threads::{self, Crew};
 use serde_json::{Value, json};
 use std::ops::Bound;
 
-/// Small nodes, few locks and little cache, so that operations meet; `roomy` is for transports where every round trip counts.
-fn tree(name: &str) -> Sherman {
-    let tiny = Config::tiny();
-    Sherman::new(match name {
-        "roomy" => Config { locks: 1024, cache_bytes: 1 << 20, ..tiny }.with_entries(12),
-        "fg+" => Config { locks: 64, cache_bytes: 4096, switches: Switches::FG_PLUS, ..tiny }.with_entries(6),
-        _ => Config { locks: 64, cache_bytes: 4096, ..tiny }.with_entries(6),
-    })
+/// Small nodes, few locks and little cache, so that operations meet; the roomy ones are for transports where every round trip counts.
+fn tree(name: &str) -> AnyEngine {
+    let sherman = |config| AnyEngine::Sherman(sherman::Sherman::new(config));
+    let sphinx = |config| AnyEngine::Sphinx(sphinx::Sphinx::new(config));
+    let tiny = sherman::Config::tiny();
+    let small = sherman::Config { locks: 64, cache_bytes: 4096, ..tiny.clone() }.with_entries(6);
+    match name {
+        "sherman" => sherman(small),
+        "fg+" => sherman(sherman::Config { switches: sherman::Switches::FG_PLUS, ..small }),
+        "roomy-sherman" => {
+            sherman(sherman::Config { locks: 1024, cache_bytes: 1 << 20, ..tiny }.with_entries(12))
+        }
+        "sphinx" => sphinx(sphinx::Config::tiny()),
+        "art" => sphinx(sphinx::Config::art()),
+        "roomy-sphinx" => sphinx(sphinx::Config { filter_bytes: 1 << 20, ..sphinx::Config::tiny() }),
+        _ => panic!("no such tree: {name}"),
+    }
+}
+
+/// Keys that an engine can store and that hurt it.
+fn spelling(engine: &AnyEngine) -> Spelling {
+    match engine {
+        AnyEngine::Sphinx(_) => Spelling::Prefixes,
+        _ => Spelling::Numbers,
+    }
 }
 
 /// Lets two processes, with two threads each, do `ops` operations a thread on a tree, and judges what they were told.
@@ -41,7 +58,8 @@ pub(crate) fn play(part: &str, place: &str) {
     let [name, number, ops] = part.split('/').collect::<Vec<_>>()[..] else { panic!("no such part: {part}") };
     let number = number.parse().expect("a number");
     let ops = ops.parse().expect("a number");
-    let (engine, keys, spelling) = (tree(name), 200, Spelling::Numbers);
+    let (engine, keys) = (tree(name), 200);
+    let spelling = spelling(&engine);
     let crew = Crew { process: (number, 2), seed: 7, sessions: 1, threads: 2, ops, keys, spelling };
     println!("\n{AT_WORK}");
     let cluster = connect(place).expect("a pool");
@@ -124,14 +142,16 @@ fn read(line: &str) -> Operation {
 
 #[test]
 fn over_shared_memory() {
-    for (name, ops) in [("sherman", 10_000), ("fg+", 2_500)] {
+    for (name, ops) in [("sherman", 10_000), ("fg+", 2_500), ("sphinx", 10_000), ("art", 2_500)] {
         two_processes_agree(&Servers::start(&["--lease-ms", "600000"]), Over::Shm, name, ops);
     }
 }
 
 #[test]
 fn over_tcp() {
-    for (name, ops) in [("sherman", 5_000), ("fg+", 2_500), ("roomy", 2_500)] {
+    for (name, ops) in
+        [("sherman", 5_000), ("fg+", 2_500), ("roomy-sherman", 2_500), ("sphinx", 5_000), ("art", 2_500)]
+    {
         two_processes_agree(&Servers::start(&["--lease-ms", "600000"]), Over::Tcp, name, ops);
     }
 }

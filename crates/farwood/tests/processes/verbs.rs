@@ -92,12 +92,21 @@ fn a_killed_client_is_fenced_and_the_others_go_on() {
 }
 
 /// Two client processes of two threads on two servers; `FARWOOD_OPS` sets how many operations each thread does, for longer runs.
-#[test]
-fn a_tree_is_linearizable() {
+fn is_linearizable(name: &str, ops: u32) {
     let Some(device) = device() else { return };
     let servers = Servers::start_on(&device, &["--lease-ms", "600000"]);
-    let ops = std::env::var("FARWOOD_OPS").ok().and_then(|ops| ops.parse().ok()).unwrap_or(4_000);
-    two_processes_agree(&servers, Over::Verbs, "roomy", ops);
+    let ops = std::env::var("FARWOOD_OPS").ok().and_then(|ops| ops.parse().ok()).unwrap_or(ops);
+    two_processes_agree(&servers, Over::Verbs, name, ops);
+}
+
+#[test]
+fn sherman_is_linearizable() {
+    is_linearizable("roomy-sherman", 4_000);
+}
+
+#[test]
+fn sphinx_is_linearizable() {
+    is_linearizable("roomy-sphinx", 2_000);
 }
 
 /// A server is killed while verbs are under way: everything comes back, and the other server goes on.

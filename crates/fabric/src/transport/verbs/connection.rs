@@ -43,7 +43,7 @@ use std::task::Waker;
 /// Batches of more bytes go on the second lane.
 const BULK_BYTES: usize = 16 << 10;
 /// A device needs no core of ours, except one in software; and waking up costs more than any device takes.
-const SPIN: Spin = Spin { ns: 200 * MICROSECOND, alone_ns: 20 * MICROSECOND };
+const SPIN: Spin = Spin { ns: 200 * MICROSECOND, alone_ns: 60 * MICROSECOND };
 /// Lanes, by number.
 const SHORT: usize = 0;
 const BULK: usize = 1;

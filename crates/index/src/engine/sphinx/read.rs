@@ -39,6 +39,14 @@ pub(super) struct Stop {
     pub(super) slot: Slot,
 }
 
+/// What a leaf is looked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Purpose {
+    Read,
+    /// It will be locked.
+    Change,
+}
+
 /// The way of a key: nodes, the last of which leads to a leaf or nowhere.
 #[derive(Debug)]
 pub(super) struct Way {
@@ -68,7 +76,7 @@ impl Tree {
         below: usize,
     ) -> Result<Way, IndexError> {
         let mut stops = SmallVec::new();
-        if let Some(leaf) = self.descend(op, key, |stop| stops.push(stop)).await {
+        if let Some(leaf) = self.descend(op, key, Purpose::Change, |stop| stops.push(stop)).await {
             return Ok(Way { stops, leaf: leaf? });
         }
         let jump = self.jump(op, key, prefixes, below).await?;
@@ -88,6 +96,7 @@ impl Tree {
         &self,
         op: &Op,
         key: &[u8],
+        purpose: Purpose,
         mut pass: impl FnMut(Stop),
     ) -> Option<Result<Option<LeafRef>, IndexError>> {
         if self.finder().is_some() {
@@ -115,7 +124,9 @@ impl Tree {
                 Some(Target::Empty) => return Some(Ok(None)),
                 Some(Target::Leaf(leaf)) => {
                     if branching >= RARELY_CACHED {
-                        op.approach(&[(leaf.addr, leaf.class.bytes())]).await;
+                        let lock = self.shared.locks.table().lock_of(leaf.addr).addr;
+                        let places = [(leaf.addr, leaf.class.bytes()), (lock, 8)];
+                        op.approach(&places[..if purpose == Purpose::Change { 2 } else { 1 }]).await;
                     }
                     return Some(Ok(Some(leaf)));
                 }
@@ -222,7 +233,7 @@ impl Tree {
 
     /// The value of a key.
     pub(super) async fn look_up(&self, op: &Op, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
-        let leaf = if let Some(leaf) = self.descend(op, key, drop).await {
+        let leaf = if let Some(leaf) = self.descend(op, key, Purpose::Read, drop).await {
             leaf?
         } else {
             self.way(op, key, &Prefixes::of(self.shared.seed, key)).await?.leaf
