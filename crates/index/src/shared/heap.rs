@@ -345,15 +345,7 @@ impl Heap {
                 state.limbo.extend(safe);
                 return Err(error);
             }
-            let mut state = self.state();
-            if let (Some(slot), Some(journal)) =
-                (retired.slot, self.inner.session.journal(retired.addr.server()))
-            {
-                let number = (slot.offset() - journal.offset()) / 8;
-                state.slots.entry(retired.addr.server()).or_default().push(number);
-            }
-            state.counts.reused += 1;
-            drop(state);
+            self.forget_slot(&retired);
             let free = self.put_back(retired.class, retired.addr, true);
             // Some at a time; but what is in our hands is lost if we die.
             if free >= MAX_FREE + CLAIM as usize {
@@ -364,6 +356,17 @@ impl Heap {
             }
         }
         self.give_back_surplus(&op).await
+    }
+
+    /// The journal slot of a retired object, which has been cleared, may be used again.
+    fn forget_slot(&self, retired: &Retired) {
+        let mut state = self.state();
+        if let (Some(slot), Some(journal)) = (retired.slot, self.inner.session.journal(retired.addr.server()))
+        {
+            let number = (slot.offset() - journal.offset()) / 8;
+            state.slots.entry(retired.addr.server()).or_default().push(number);
+        }
+        state.counts.reused += 1;
     }
 
     /// Claims free bits of the chunks that the session owns; true if it got some.
