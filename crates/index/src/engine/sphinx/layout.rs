@@ -35,7 +35,7 @@ pub(super) const NODE_SLOTS_AT: usize = 24;
 pub(super) const LEAF_HEAD_AT: usize = 0;
 pub(super) const LEAF_CHECKSUM_AT: usize = 8;
 pub(super) const LEAF_KEY_AT: usize = 16;
-const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
 const _: () = assert!(LINE as u64 == PACKED_ALIGN && PackedAddr::BITS == 48);
 const _: () = assert!(NODE_HEAD_AT + 8 == NODE_HASH_AT && NODE_HASH_AT + 8 == NODE_END_AT);
 const _: () = assert!(NODE_END_AT + 8 == NODE_SLOTS_AT && LEAF_HEAD_AT + 8 == LEAF_CHECKSUM_AT);

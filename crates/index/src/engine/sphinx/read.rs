@@ -4,8 +4,8 @@
 //! to who reads: what it said was so at that instant or later (see the invariants in `mod`).
 
 use super::layout::{
-    Head, LeafRef, LeafState, NODE_END_AT, NODE_HASH_AT, NODE_HEAD_AT, NODE_SLOTS_AT, NodeKind, NodeRef,
-    Slot, Step, Target,
+    Head, LINE, LeafRef, LeafState, NODE_END_AT, NODE_HASH_AT, NODE_HEAD_AT, NODE_SLOTS_AT, NodeKind,
+    NodeRef, Slot, Step, Target,
 };
 use super::node::leaf::Leaf;
 use super::node::prefix::Prefixes;
@@ -139,7 +139,8 @@ impl Tree {
                         let slot = slot_of(key, stop.head.depth + 1) as u64;
                         op.approach(&[(node.addr, NODE_SLOTS_AT), (node.addr.add(slot), 8)]).await;
                     }
-                    kind => op.approach(&[(node.addr, kind.bytes())]).await,
+                    // Slots fill from the front, and a processor has only so many lines on their way at a time.
+                    kind => op.approach(&[(node.addr, kind.bytes().min(2 * LINE))]).await,
                 }
             }
         }
