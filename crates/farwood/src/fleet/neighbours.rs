@@ -122,10 +122,13 @@ impl Neighbours {
     }
 }
 
-/// Lets what a server logs appear with what we say. It would stand still if nobody read it.
+/// Lets warnings and errors of a server appear with what we say. It would stand still if nobody read them.
 #[expect(clippy::disallowed_methods, reason = "a thread that waits for another process")]
-fn pass_on(mut said: ChildStderr) {
-    std::thread::spawn(move || std::io::copy(&mut said, &mut std::io::stderr()));
+fn pass_on(said: ChildStderr) {
+    std::thread::spawn(move || {
+        let lines = BufReader::new(said).lines().map_while(Result::ok);
+        lines.filter(|line| !line.contains(" INFO ")).for_each(|line| eprintln!("{line}"));
+    });
 }
 
 impl Drop for Neighbours {

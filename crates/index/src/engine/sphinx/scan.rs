@@ -11,7 +11,7 @@
 //! (the hash is another), one key below tells the side for all.
 
 use super::Tree;
-use super::layout::{LeafRef, LeafState, NodeRef, Slot, Step, Target};
+use super::layout::{LeafRef, LeafState, NodeKind, NodeRef, Slot, Step, Target};
 use super::node::leaf::Leaf;
 use super::node::prefix::Prefixes;
 use super::node::{InPlace, Node};
@@ -107,6 +107,20 @@ impl<'a> Edge<'a> {
 }
 
 impl Item {
+    /// How many pairs it stands for, at a guess: nodes that will not be needed are not read ahead.
+    fn pairs(&self) -> usize {
+        match self {
+            Self::Node { on_edge, .. } if on_edge.start || on_edge.end => 1,
+            Self::Node { node, .. } => match node.kind {
+                NodeKind::N4 => 3,
+                NodeKind::N16 => 10,
+                NodeKind::N48 => 32,
+                NodeKind::N256 => 128,
+            },
+            Self::Leaf(_) | Self::Pair(_) => 1,
+        }
+    }
+
     /// What is to be read, and of how many bytes.
     fn place(&self) -> Option<(GlobalAddr, usize)> {
         match self {
@@ -138,14 +152,15 @@ impl Scan<'_> {
 
     /// Where in the list are the first objects to be read, and of how many bytes.
     fn next_reads(&self) -> Vec<(usize, GlobalAddr, usize)> {
-        let most = self.limit.saturating_sub(self.found).clamp(1, self.parallel);
+        let wanted = self.limit.saturating_sub(self.found).max(1);
         let (mut reads, mut bytes, mut pairs) = (Vec::new(), 0, 0);
         for (n, item) in self.ahead.iter().enumerate() {
-            let Some((addr, len)) = item.place() else {
-                pairs += 1;
-                continue;
-            };
-            if reads.len() + pairs >= most || (bytes + len > MAX_PARALLEL_BYTES && !reads.is_empty()) {
+            if reads.len() >= self.parallel || pairs >= wanted {
+                break;
+            }
+            pairs += item.pairs();
+            let Some((addr, len)) = item.place() else { continue };
+            if bytes + len > MAX_PARALLEL_BYTES && !reads.is_empty() {
                 break;
             }
             bytes += len;
