@@ -1,5 +1,7 @@
-//! Time as the fabric sees it: nanoseconds since some start. On real transports the start is the executor's, in the
+//! Time as the fabric sees it: nanoseconds since some start. On real transports the start is the process's, in the
 //! simulator the world's; nobody compares clocks of two machines.
+
+use std::sync::OnceLock;
 
 /// A point in time, or a span of it, in nanoseconds.
 pub type Nanos = u64;
@@ -32,7 +34,13 @@ impl RealClock {
         Self { start: since_boot() }
     }
 
-    /// Nanoseconds since the clock was made.
+    /// The clock of this process, the same on all its threads: it started when it was first asked for.
+    pub fn of_process() -> Self {
+        static START: OnceLock<Nanos> = OnceLock::new();
+        Self { start: *START.get_or_init(since_boot) }
+    }
+
+    /// Nanoseconds since the clock started.
     #[inline]
     pub fn now(&self) -> Nanos {
         since_boot().saturating_sub(self.start)

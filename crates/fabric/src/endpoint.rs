@@ -165,7 +165,7 @@ impl Endpoint {
         self.inner.link.capabilities()
     }
 
-    /// Now, on this endpoint's clock, which no other's need agree with.
+    /// Now, on the clock that the endpoints of a process share; other processes' need not agree with it.
     pub fn now(&self) -> Nanos {
         self.inner.skew.local(self.inner.executor.now())
     }

@@ -222,7 +222,7 @@ impl Executor {
     /// An executor on real time, with randomness from the operating system.
     pub fn new() -> Self {
         use std::hash::{BuildHasher, RandomState};
-        Self::with(Clock::Real(RealClock::new()), RandomState::new().hash_one(0u64))
+        Self::with(Clock::Real(RealClock::of_process()), RandomState::new().hash_one(0u64))
     }
 
     /// An executor whose clock stands still until it is told otherwise.

@@ -353,6 +353,10 @@ impl DirectLink {
     ) -> Result<(u64, Buf), FabricError> {
         self.route(addr.server())?.table.check(from, len as u64, Permissions::READ)?;
         let before = self.cas(addr, expected, desired)?;
+        if self.loopback.is_some() {
+            // Device and processor see each other's verbs in order.
+            fence(Ordering::SeqCst);
+        }
         Ok((before, self.read(from, len, pool)?))
     }
 

@@ -110,6 +110,16 @@ impl View {
     pub fn ids(&self) -> impl Iterator<Item = ServerId> + use<> {
         self.servers.iter().map(|s| s.server).collect::<Vec<_>>().into_iter()
     }
+
+    /// The size of a server's chunks, which follows from the size of its memory; 0 if there is no such server.
+    pub fn chunk_bytes(&self, server: ServerId) -> u64 {
+        self.servers.get(server.index()).map_or(0, |server| server.chunk_bytes)
+    }
+
+    /// The size that chunks have everywhere, at least.
+    pub fn smallest_chunk_bytes(&self) -> u64 {
+        self.servers.iter().map(|server| server.chunk_bytes).min().unwrap_or(0)
+    }
 }
 
 /// A way to a pool's memory servers. Cheap to clone, usable from any thread.

@@ -156,7 +156,7 @@ impl Joint {
 
     async fn room(&self, endpoint: &Endpoint, bytes: usize) -> Result<GlobalAddr, FabricError> {
         let session = endpoint.session().ok_or(FabricError::NoExecutor)?;
-        let chunk = session.cluster().view().servers[0].chunk_bytes;
+        let chunk = session.cluster().view().chunk_bytes(ServerId::COORDINATOR);
         let count = u32::try_from((bytes as u64).div_ceil(chunk)).unwrap_or(u32::MAX);
         let flushed_through = session.flushed_through();
         let request =

@@ -13,7 +13,7 @@ use crate::envelope;
 use crate::store::Store;
 use farwood_fabric::clock::MILLISECOND;
 use farwood_fabric::control::{Reply, Request};
-use farwood_fabric::{CallError, FabricError, ServerId};
+use farwood_fabric::{CallError, FabricError};
 use farwood_index::IndexError;
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -120,7 +120,6 @@ impl<S: Store> Shard<S> {
     async fn ask_servers(&self) -> Result<Vec<ServerMemory>, FabricError> {
         let op = self.endpoint.op();
         let session = self.pool.session();
-        let chunk_bytes = session.cluster().view().servers[ServerId::COORDINATOR.index()].chunk_bytes;
         let infos = self.pool.list_indexes(&op).await?;
         let name = |id| infos.iter().find(|info| info.id == id).map_or("?", |info| info.name.as_str());
         let mut servers = Vec::new();
@@ -130,6 +129,7 @@ impl<S: Store> Shard<S> {
             else {
                 return Err(CallError::Malformed.into());
             };
+            let chunk_bytes = session.cluster().view().chunk_bytes(*server);
             let mut indexes = BTreeMap::new();
             for chunk in chunks {
                 *indexes.entry(name(chunk.index)).or_insert(0) += u64::from(chunk.count) * chunk_bytes;

@@ -41,10 +41,10 @@ const COLLECT_EVERY_TIMES: u64 = 32;
 /// They are asked for sooner when so many objects have been retired since, always when the journal is full, and when there is no other
 /// way to an object.
 const COLLECT_AT: usize = 64;
-/// How many chunks an allocation asks for: others may take what a new chunk brought.
-const MAX_CLAIMS: u32 = 20;
-/// How often it looks whether somebody else got one, and how long it waits in between.
-const MAX_CHUNK_WAITS: u32 = 100_000;
+/// How often an allocation looks for objects: others may take what a new chunk brought, and what they claimed.
+const MAX_CLAIMS: u32 = 1_000;
+/// How often it looks whether somebody else got a chunk, and how long it waits in between.
+const MAX_CHUNK_WAITS: u32 = 10_000;
 const CHUNK_WAIT_NS: Nanos = 20 * MICROSECOND;
 /// How often others are waited for to flush hints, and how long each time.
 const MAX_WAITS: u32 = 50;
@@ -81,7 +81,6 @@ pub struct Heap {
 
 struct Inner {
     session: Session,
-    chunk_bytes: u64,
     sabotage: Sabotage,
     state: Mutex<State>,
 }
@@ -90,7 +89,7 @@ struct Inner {
 struct State {
     pools: FxHashMap<(ServerId, Class), ClassPool>,
     limbo: Vec<Retired>,
-    /// When the epochs may be asked for again, and how many objects have been retired since they were.
+    /// When the epochs may be asked for again (on the clock of the process), and how many objects have been retired since they were.
     next_collection: Nanos,
     retired_since: usize,
     /// Per server, the journal slots that are not in use.
@@ -160,11 +159,9 @@ pub struct HeapCounts {
 impl Heap {
     /// The heap of a session.
     pub fn new(session: &Session, sabotage: Sabotage) -> Self {
-        let view = session.cluster().view();
         let slots = session.servers().iter().map(|s| (*s, (0..RETIRE_SLOTS).collect())).collect();
         let state = Mutex::new(State { slots, ..State::default() });
-        let chunk_bytes = view.servers[0].chunk_bytes;
-        Self { inner: Arc::new(Inner { session: session.clone(), chunk_bytes, sabotage, state }) }
+        Self { inner: Arc::new(Inner { session: session.clone(), sabotage, state }) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -180,8 +177,7 @@ impl Heap {
     /// A new object on `server`. Its bytes are whatever they were. If the pool is full but freed chunks of another type wait
     /// for a flush, end the operation (its pin holds the flush up), call [`Heap::make_room`] and try again.
     pub async fn allocate(&self, op: &Op, server: ServerId, class: Class) -> Result<GlobalAddr, FabricError> {
-        let mut claims = 0;
-        for _ in 0..MAX_CHUNK_WAITS {
+        for _ in 0..MAX_CLAIMS {
             if let Some(addr) = self.take_free(server, class) {
                 return Ok(addr);
             }
@@ -192,23 +188,28 @@ impl Heap {
             if self.claim_from_own_chunks(op, server, class).await? {
                 continue;
             }
+            // One asks for all: of hundreds of operations under way, each would be given a chunk.
+            let Some(_asking) = Asking::begin(self, (server, class)) else {
+                self.wait_for_asker(op, (server, class)).await;
+                continue;
+            };
             self.collect(op.endpoint()).await?;
             if let Some(addr) = self.take_free(server, class) {
                 return Ok(addr);
             }
-            // One asks for all: of hundreds of operations under way, each would be given a chunk.
-            match Asking::begin(self, (server, class)) {
-                Some(_asking) => {
-                    self.new_chunk(op, server, class).await?;
-                    claims += 1;
-                    if claims == MAX_CLAIMS {
-                        break;
-                    }
-                }
-                None => op.endpoint().sleep(CHUNK_WAIT_NS).await,
-            }
+            self.new_chunk(op, server, class).await?;
         }
         Err(FabricError::RetriesExhausted { what: "allocating an object", attempts: MAX_CLAIMS })
+    }
+
+    /// Waits until whoever asks for a chunk has got it, or failed; a bounded time.
+    async fn wait_for_asker(&self, op: &Op, of: (ServerId, Class)) {
+        for _ in 0..MAX_CHUNK_WAITS {
+            if self.state().pools.get(&of).is_none_or(|pool| !pool.is_asking) {
+                return;
+            }
+            op.endpoint().sleep(CHUNK_WAIT_NS).await;
+        }
     }
 
     /// Asks everybody to drop hints, so that freed chunks may change their type, and waits for it a bounded time. Whether
@@ -391,8 +392,8 @@ impl Heap {
         Ok(false)
     }
 
-    fn layout(&self, class: Class) -> Result<ObjectChunk, FabricError> {
-        ObjectChunk::new(self.inner.chunk_bytes, class.object_bytes).ok_or_else(|| {
+    fn layout(&self, server: ServerId, class: Class) -> Result<ObjectChunk, FabricError> {
+        ObjectChunk::new(self.chunk_bytes(server), class.object_bytes).ok_or_else(|| {
             let why = format!("no object of {} bytes fits a chunk", class.object_bytes);
             FabricError::Call(CallError::Control(ControlError::BadRequest { why }))
         })
@@ -405,7 +406,7 @@ impl Heap {
         class: Class,
         chunk: u64,
     ) -> Result<bool, FabricError> {
-        let words = self.layout(class)?.bitmap_words();
+        let words = self.layout(server, class)?.bitmap_words();
         let at = (server, class, GlobalAddr::new(server, RegionId::MAIN, chunk));
         let from = self.state().pools.entry((server, class)).or_default().word;
         // Bitmaps of small objects are long. Most often there is something free where something was free the last time.
@@ -423,7 +424,7 @@ impl Heap {
         (server, class, chunk): (ServerId, Class, GlobalAddr),
         words: Range<u64>,
     ) -> Result<bool, FabricError> {
-        let layout = self.layout(class)?;
+        let layout = self.layout(server, class)?;
         let bitmap = chunk.add(ObjectChunk::BITMAP_OFFSET);
         let len = usize::try_from((words.end - words.start) * 8).unwrap_or(0);
         let read = surely::read(op, bitmap.add(words.start * 8), len).await?;
@@ -457,7 +458,7 @@ impl Heap {
     }
 
     async fn new_chunk(&self, op: &Op, server: ServerId, class: Class) -> Result<(), FabricError> {
-        self.layout(class)?;
+        self.layout(server, class)?;
         let request = Request::AllocChunks {
             index: class.index,
             class: class.class,
@@ -518,13 +519,18 @@ impl Heap {
     /// The bitmap word and the bit in it that stand for an object.
     fn bit_of(&self, class: Class, addr: GlobalAddr) -> Option<(GlobalAddr, u64)> {
         let (chunk, within) = self.chunk_of(addr);
-        let object = u64::from(self.layout(class).ok()?.object_at(within)?);
+        let object = u64::from(self.layout(addr.server(), class).ok()?.object_at(within)?);
         Some((chunk.add(ObjectChunk::BITMAP_OFFSET + object / 64 * 8), 1 << (object % 64)))
+    }
+
+    /// Servers of different sizes have chunks of different sizes.
+    fn chunk_bytes(&self, server: ServerId) -> u64 {
+        self.inner.session.cluster().view().chunk_bytes(server)
     }
 
     /// The chunk that an object lies in, and where in it.
     fn chunk_of(&self, addr: GlobalAddr) -> (GlobalAddr, u64) {
-        let within = (addr.offset() - MAIN_BASE) % self.inner.chunk_bytes;
+        let within = (addr.offset() - MAIN_BASE) % self.chunk_bytes(addr.server()).max(1);
         (GlobalAddr::new(addr.server(), RegionId::MAIN, addr.offset() - within), within)
     }
 
@@ -569,7 +575,8 @@ impl Heap {
         let (index, class) = (low32(header.word(8)), header.word(8) >> 32 & 0xffff);
         let class =
             Class { index, class: u16::try_from(class).unwrap_or(0), object_bytes: low32(header.word(16)) };
-        Ok((header.word(0) == ObjectChunk::MAGIC && self.layout(class).is_ok()).then_some(class))
+        Ok((header.word(0) == ObjectChunk::MAGIC && self.layout(addr.server(), class).is_ok())
+            .then_some(class))
     }
 
     /// Forgets an index that is dropped: its chunks are taken back whole.

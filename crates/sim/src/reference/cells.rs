@@ -68,7 +68,7 @@ impl Engine for Cells {
         let info = pool.create_index(&op, index, self.name(), &[]).await?;
         let servers = pool.session().servers().to_vec();
         let geometry = Geometry { servers: servers.len() as u64, entry_bytes: CELL_BYTES as u64 };
-        let chunk_bytes = pool.session().cluster().view().servers[0].chunk_bytes;
+        let chunk_bytes = pool.session().cluster().view().smallest_chunk_bytes();
         let mut arrays = Vec::new();
         for server in servers {
             let count =

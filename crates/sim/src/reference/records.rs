@@ -99,7 +99,7 @@ impl Engine for Records {
         let info = pool.create_index(&op, index, self.name(), &[]).await?;
         let servers = pool.session().servers().to_vec();
         let geometry = Geometry { servers: servers.len() as u64, entry_bytes: 8 };
-        let chunk_bytes = pool.session().cluster().view().servers[0].chunk_bytes;
+        let chunk_bytes = pool.session().cluster().view().smallest_chunk_bytes();
         let mut arrays = Vec::new();
         for server in servers {
             let bytes = geometry.bytes_per_server(self.keys);

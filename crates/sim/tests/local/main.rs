@@ -27,7 +27,13 @@ type Draw<'a> = &'a dyn Fn(&mut Rng) -> Vec<u8>;
 
 /// Two servers with so many chunks each.
 fn cluster(chunks: u32, chunk_bytes: u64) -> Cluster {
-    let server = |n| -> Arc<dyn ServerLogic> {
+    uneven_cluster(chunks, [chunk_bytes; 2])
+}
+
+/// The same, with chunks of different sizes.
+fn uneven_cluster(chunks: u32, chunk_bytes: [u64; 2]) -> Cluster {
+    let server = |n: u16| -> Arc<dyn ServerLogic> {
+        let chunk_bytes = chunk_bytes[usize::from(n)];
         let memory_bytes = u64::from(chunks) * chunk_bytes;
         let config = ServerConfig {
             chunk_bytes,
@@ -213,6 +219,33 @@ fn threads_agree(engine: &impl Engine, cluster: &Cluster, crew: &Crew, paths: &[
         assert!(done.marks.contains_key(path), "'{path}' never ran; what ran: {:?}", done.marks);
     }
     threads::judge(engine, cluster, done.operations).unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// Servers of different sizes have chunks of different sizes: objects lie, and are counted, by those of their own server.
+#[test]
+fn servers_need_not_be_of_one_size() {
+    for sizes in [[16 << 10, 64 << 10], [64 << 10, 16 << 10]] {
+        let cluster = uneven_cluster(400, sizes);
+        Executor::new().block_on(async {
+            let engine =
+                farwood_index::engine::sphinx::Sphinx::new(farwood_index::engine::sphinx::Config::tiny());
+            let opened = Opened::create(&cluster, engine).await.expect("created");
+            let mut model = Model::new();
+            for n in 0..3_000u32 {
+                let key = (n.wrapping_mul(2_654_435_761) % 1_500).to_be_bytes().to_vec();
+                if n % 3 == 0 {
+                    opened.tree.delete(&key).await.expect("deleted");
+                    model.remove(&key);
+                } else {
+                    let value = vec![n.to_le_bytes()[0]; usize::try_from(n % 300).expect("small")];
+                    opened.tree.put(&key, &value).await.expect("put");
+                    model.insert(key, value);
+                }
+            }
+            assert_eq!(opened.all().await, model.into_iter().collect::<Vec<_>>(), "{sizes:?}");
+            assert!(opened.check().await > 1_000);
+        });
+    }
 }
 
 /// Operations that all find the heap empty are served by one new chunk: each asked for one of its own, once, and the pool was full.

@@ -367,8 +367,9 @@ fn lock_table_pointer(info: &IndexInfo, server: ServerId) -> GlobalAddr {
     info.anchor.add(LOCK_TABLES_AT + u64::from(server.get()) * 8)
 }
 
+/// The bytes of a lock table: a chunk, wherever it is.
 fn chunk_bytes(pool: &Pool) -> u64 {
-    pool.session().cluster().view().servers[0].chunk_bytes
+    pool.session().cluster().view().smallest_chunk_bytes()
 }
 
 /// A chunk of free locks.

@@ -259,7 +259,7 @@ impl Engine for Sphinx {
         let addr = GlobalAddr::from_raw(surely::read_word(&op, info.anchor.add(ROOT_AT)).await?);
         let seed = surely::read_word(&op, info.anchor.add(SEED_AT)).await?;
         let finder = self.finder(&op, pool, &info).await?;
-        let chunk_bytes = pool.session().cluster().view().servers[0].chunk_bytes;
+        let chunk_bytes = pool.session().cluster().view().smallest_chunk_bytes();
         let shared = Shared {
             pool: pool.clone(),
             locks: self.locks(pool, &op),
