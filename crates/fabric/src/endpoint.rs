@@ -393,6 +393,16 @@ impl Op {
         self.stats.borrow_mut().retries += 1;
     }
 
+    /// Counts that the operation goes where a cache led it.
+    pub fn count_hint(&self) {
+        self.stats.borrow_mut().hints += 1;
+    }
+
+    /// Counts that where a cache led was nothing of use.
+    pub fn count_wrong_hint(&self) {
+        self.stats.borrow_mut().wrong_hints += 1;
+    }
+
     /// Posts a batch now; its ticket is awaited later, or dropped, which detaches it.
     pub fn post(&self, batch: Batch) -> Ticket<'_> {
         let inner = &self.endpoint.inner;

@@ -25,6 +25,10 @@ pub struct OpStats {
     pub bytes_written: u64,
     /// Times the operation had to begin something anew.
     pub retries: u64,
+    /// Times the operation went where a cache of the compute server led it.
+    pub hints: u64,
+    /// Those of them that led nowhere.
+    pub wrong_hints: u64,
 }
 
 impl AddAssign for OpStats {
@@ -37,6 +41,8 @@ impl AddAssign for OpStats {
         self.bytes_read += other.bytes_read;
         self.bytes_written += other.bytes_written;
         self.retries += other.retries;
+        self.hints += other.hints;
+        self.wrong_hints += other.wrong_hints;
     }
 }
 
@@ -54,6 +60,8 @@ impl Sub for OpStats {
             bytes_read: self.bytes_read - earlier.bytes_read,
             bytes_written: self.bytes_written - earlier.bytes_written,
             retries: self.retries - earlier.retries,
+            hints: self.hints - earlier.hints,
+            wrong_hints: self.wrong_hints - earlier.wrong_hints,
         }
     }
 }

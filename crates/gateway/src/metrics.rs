@@ -122,6 +122,8 @@ fn page(common: &Common) -> String {
         ("far_atomics_total", "Atomics on far memory.", far.atomics),
         ("far_calls_total", "Calls of memory servers.", far.calls),
         ("far_retries_total", "Times that operations began something anew.", far.retries),
+        ("far_hints_total", "Times that operations went where a cache led them.", far.hints),
+        ("far_wrong_hints_total", "Those of them that led to nothing of use.", far.wrong_hints),
         ("far_bytes_read_total", "Bytes that came from far memory.", far.bytes_read),
         ("far_bytes_written_total", "Bytes that went to far memory.", far.bytes_written),
     ] {

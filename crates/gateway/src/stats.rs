@@ -73,7 +73,7 @@ pub(crate) struct ThreadStats {
     far: Mutex<Far>,
 }
 
-/// What operations cost in far memory, and which of the engine's paths they took (a cache that knew, a cache that did not).
+/// What operations cost in far memory, and which of the engine's rare paths they took.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Far {
     pub(crate) costs: OpStats,

@@ -60,6 +60,9 @@ pub(super) struct KindResult {
     bytes_read: f64,
     bytes_written: f64,
     retries: f64,
+    /// How often a cache of the compute server led it somewhere, and how often to nothing of use.
+    hints: f64,
+    wrong_hints: f64,
     /// The shares of operations that wrote at most so many bytes, and that began something anew at most so often.
     bytes_written_within: Within,
     retries_within: Within,
@@ -133,6 +136,8 @@ impl KindResult {
             bytes_read: mean(tally.cost.bytes_read),
             bytes_written: mean(tally.cost.bytes_written),
             retries: mean(tally.cost.retries),
+            hints: mean(tally.cost.hints),
+            wrong_hints: mean(tally.cost.wrong_hints),
             bytes_written_within: within(&tally.bytes_written),
             retries_within: within(&tally.retries),
         }

@@ -85,7 +85,7 @@ struct KindText {
     round_trips: DistributionText,
     retries: DistributionText,
     bytes_written: DistributionText,
-    cost: [u64; 8],
+    cost: [u64; 10],
 }
 
 #[derive(Clone, Serialize, Deserialize, Debug)]
@@ -173,15 +173,26 @@ impl Tally {
             DistributionText { buckets, sum: sum.to_string(), min, max }
         };
         let kind = |(kind, tally): (usize, &KindTally)| {
-            let OpStats { round_trips, reads, writes, atomics, calls, bytes_read, bytes_written, retries } =
-                tally.cost;
+            let OpStats { round_trips, reads, writes, atomics, calls, .. } = tally.cost;
+            let OpStats { bytes_read, bytes_written, retries, hints, wrong_hints, .. } = tally.cost;
             KindText {
                 kind,
                 latency_ns: distribution(&tally.latency_ns),
                 round_trips: distribution(&tally.round_trips),
                 retries: distribution(&tally.retries),
                 bytes_written: distribution(&tally.bytes_written),
-                cost: [round_trips, reads, writes, atomics, calls, bytes_read, bytes_written, retries],
+                cost: [
+                    round_trips,
+                    reads,
+                    writes,
+                    atomics,
+                    calls,
+                    bytes_read,
+                    bytes_written,
+                    retries,
+                    hints,
+                    wrong_hints,
+                ],
             }
         };
         TallyText {
@@ -211,10 +222,30 @@ impl Tally {
             add(&mut ours.round_trips, &theirs.round_trips);
             add(&mut ours.retries, &theirs.retries);
             add(&mut ours.bytes_written, &theirs.bytes_written);
-            let [round_trips, reads, writes, atomics, calls, bytes_read, bytes_written, retries] =
-                theirs.cost;
-            ours.cost +=
-                OpStats { round_trips, reads, writes, atomics, calls, bytes_read, bytes_written, retries };
+            let [
+                round_trips,
+                reads,
+                writes,
+                atomics,
+                calls,
+                bytes_read,
+                bytes_written,
+                retries,
+                hints,
+                wrong_hints,
+            ] = theirs.cost;
+            ours.cost += OpStats {
+                round_trips,
+                reads,
+                writes,
+                atomics,
+                calls,
+                bytes_read,
+                bytes_written,
+                retries,
+                hints,
+                wrong_hints,
+            };
         }
         self.ops += text.ops;
         self.errors += text.errors;

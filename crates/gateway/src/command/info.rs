@@ -126,8 +126,8 @@ fn stats(common: &Common, totals: &Totals) -> Lines {
     ])
 }
 
-/// What operations cost in far memory, and how often they took the engine's paths that are counted: with Sphinx `hash_probe` says how often
-/// the filter knew a prefix, `hash_probe_in_vain` how often it was wrong.
+/// What operations cost in far memory, how often they went where a cache led them (with Sphinx, where its filter knew a prefix) and found
+/// nothing there, and how often they took the engine's rare paths.
 fn farwood<S: Store>(shard: &Shard<S>, totals: &Totals) -> Lines {
     let operations = totals.operations();
     let each = |count: u64| format!("{:.3}", count as f64 / operations.max(1) as f64);
@@ -142,6 +142,8 @@ fn farwood<S: Store>(shard: &Shard<S>, totals: &Totals) -> Lines {
         ("writes_per_operation", each(far.writes)),
         ("atomics_per_operation", each(far.atomics)),
         ("retries_per_operation", each(far.retries)),
+        ("hints_per_operation", each(far.hints)),
+        ("wrong_hints_per_operation", each(far.wrong_hints)),
         ("bytes_read_per_operation", each(far.bytes_read)),
         ("bytes_written_per_operation", each(far.bytes_written)),
         ("calls", far.calls.to_string()),

@@ -146,9 +146,9 @@ impl Tree {
                 match self.read_node(op, target, Some(0), &judge).await? {
                     Some((_, Answer::Value(value))) => return Ok(Some(value)),
                     Some((_, Answer::Absent)) => return Ok(None),
-                    Some((leaf, Answer::Right)) => target = self.go_right(&leaf, target, key),
+                    Some((leaf, Answer::Right)) => target = self.go_right(op, &leaf, target, key),
                     Some((_, Answer::Elsewhere)) | None => {
-                        self.forget_way(target, 0, key);
+                        self.forget_way(op, target, 0, key);
                         break;
                     }
                 }
@@ -159,10 +159,10 @@ impl Tree {
     }
 
     /// The sibling of a node that the key is beyond; and the note that it has no separator, or that the cache does not know it.
-    pub(super) fn go_right(&self, node: &Node, from: Target, key: &[u8]) -> Target {
+    pub(super) fn go_right(&self, op: &Op, node: &Node, from: Target, key: &[u8]) -> Target {
         let sibling = node.sibling();
         match from.trust {
-            Trust::Hint => self.forget_way(from, node.level(), key),
+            Trust::Hint => self.forget_way(op, from, node.level(), key),
             Trust::Linked => {
                 if let Some(high) = node.high() {
                     let (level, separator) = (node.level() + 1, high.to_vec());
@@ -174,9 +174,10 @@ impl Tree {
     }
 
     /// Forgets the snapshots that led to what was not expected.
-    pub(super) fn forget_way(&self, target: Target, level: u8, key: &[u8]) {
+    pub(super) fn forget_way(&self, op: &Op, target: Target, level: u8, key: &[u8]) {
         if target.trust == Trust::Hint {
             marks::hit("stale_hint");
+            op.count_wrong_hint();
             self.shared.cache.forget(level + 1, key);
         }
     }
@@ -199,6 +200,7 @@ impl Tree {
     ) -> Result<Option<Target>, IndexError> {
         if descent < DESCENTS_WITH_CACHE {
             if let Some(child) = self.shared.cache.child(level + 1, key) {
+                op.count_hint();
                 return Ok(Some(Target::hint(child)));
             }
         }
@@ -217,14 +219,17 @@ impl Tree {
         let flushes = self.shared.cache.flushes();
         let cached = if with_cache { self.shared.cache.lowest_child(level + 2, key) } else { None };
         let (mut at, mut at_level) = match cached {
-            Some((level, child)) => (Target::hint(child), Some(level)),
+            Some((level, child)) => {
+                op.count_hint();
+                (Target::hint(child), Some(level))
+            }
             None => (self.root(op, with_cache).await?, None),
         };
         let from_root = at_level.is_none() && at.trust == Trust::Linked;
         for _ in 0..MAX_STEPS {
             let Some(node) = self.read_whole(op, at, at_level).await? else {
                 match at_level {
-                    Some(level) => self.forget_way(at, level, key),
+                    Some(level) => self.forget_way(op, at, level, key),
                     None => self.shared.root.store(0, Ordering::Relaxed),
                 }
                 if from_root && at_level.is_none() {
@@ -234,7 +239,7 @@ impl Tree {
             };
             if node.is_beyond(key) {
                 at_level = Some(node.level());
-                at = self.go_right(&node, at, key);
+                at = self.go_right(op, &node, at, key);
                 continue;
             }
             if !node.covers(key) || node.level() < level {

@@ -157,9 +157,9 @@ impl Tree {
                 if !leaf.is_beyond(key) {
                     break;
                 }
-                target = self.go_right(&leaf, target, key);
+                target = self.go_right(op, &leaf, target, key);
             }
-            self.forget_way(target, 0, key);
+            self.forget_way(op, target, 0, key);
             op.count_retry();
         }
         Err(IndexError::Contended { what: "the way to a leaf", attempts: MAX_DESCENTS })

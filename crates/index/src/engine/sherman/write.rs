@@ -111,16 +111,16 @@ impl Tree {
             let Some(mut target) = self.locate(op, key, level, descent).await? else { return Ok(None) };
             for _ in 0..MAX_STEPS {
                 let Reached::Node(locked) = self.lock_node(op, target, Some(level)).await? else {
-                    self.forget_way(target, level, key);
+                    self.forget_way(op, target, level, key);
                     break;
                 };
                 if locked.node.covers(key) || self.shared.config.sabotage.skip_fences {
                     return Ok(Some(locked));
                 }
-                let next = locked.node.is_beyond(key).then(|| self.go_right(&locked.node, target, key));
+                let next = locked.node.is_beyond(key).then(|| self.go_right(op, &locked.node, target, key));
                 self.unlock(op, locked.held).await?;
                 let Some(next) = next else {
-                    self.forget_way(target, level, key);
+                    self.forget_way(op, target, level, key);
                     break;
                 };
                 target = next;

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! 1. The filter names the prefixes of a key that may have nodes, longest first.
-//! 2. READ the buckets of the first one's hash: one round trip. Those with its fingerprint lead to nodes.
+//! 2. READ the buckets of the first one's hash: one round trip. Those with its fingerprint lead to nodes. (And those of the second one's, if the
+//!    first is likely to be a false positive.)
 //! 3. READ the node: head first, then the rest, in one batch. If it is linked, alive, and has this very prefix, the way goes on from there.
 //!    If not, the next shorter prefix, and in the end the root.
 //!
@@ -21,13 +22,14 @@ use super::layout::{Head, NODE_HASH_AT, NODE_HEAD_AT, NODE_LINKED_AT, NodeKind, 
 use super::node::Node;
 use super::node::prefix::{self, Prefixes};
 use super::read::{Stop, Way};
-use super::table::{self, Candidates, Nodes, Table};
+use super::table::{self, Candidates, Nodes, Probe, Table};
 use super::{Shared, Tree};
 use crate::api::IndexError;
 use crate::shared::surely;
 use farwood_fabric::addr::PackedAddr;
 use farwood_fabric::{Buf, Op, SessionId, marks};
 use smallvec::SmallVec;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// How many prefixes are asked for before the way begins at the root.
 const MAX_PROBES: usize = 4;
@@ -45,6 +47,37 @@ pub(super) struct Finder {
     /// One for each memory server, in the order of their numbers.
     pub(super) tables: Vec<Table>,
     pub(super) filter: Option<Filter>,
+    pub(super) doubts: Doubts,
+}
+
+/// How often the longest prefix that the filter knows turned out to have no node, by how much longer it is than the next one that the filter
+/// knows. Nodes of dense keys are a byte apart, so a prefix that stands alone is almost always a false positive there, and never where
+/// keys share long parts. Where doubt has proved right, both prefixes are asked for in the same round trip.
+#[derive(Default, Debug)]
+pub(super) struct Doubts([AtomicU32; 16]);
+
+impl Doubts {
+    const ONE: u32 = 1 << 16;
+    /// The share from which on a second prefix is asked for too.
+    const LIKELY: u32 = Self::ONE / 8;
+
+    fn of(&self, gap: usize) -> &AtomicU32 {
+        &self.0[gap.min(self.0.len() - 1)]
+    }
+
+    fn is_likely_false(&self, gap: usize) -> bool {
+        self.of(gap).load(Ordering::Relaxed) > Self::LIKELY
+    }
+
+    /// Notes how it was this time. What threads note at the same time may be lost, and only what changes something is written, so that they do
+    /// not take the line from each other.
+    fn note(&self, gap: usize, was_false: bool) {
+        let before = self.of(gap).load(Ordering::Relaxed);
+        let after = before - before / 16 + if was_false { Self::ONE / 16 } else { 0 };
+        if after != before {
+            self.of(gap).store(after, Ordering::Relaxed);
+        }
+    }
 }
 
 /// What came of looking for a node by hash.
@@ -109,22 +142,23 @@ impl Tree {
         let Some(filter) = &finder.filter else {
             return self.jump_unfiltered(op, key, (finder, hashes)).await;
         };
-        for len in filter.longest(hashes).take_while(|len| *len > 0).take(MAX_PROBES) {
-            let hash = hashes[len];
-            marks::hit("hash_probe");
-            let probe = finder.table(&self.shared, hash).probe(hash);
-            // One look is enough: an entry that it does not see because it has just moved is no loss, and whoever finds the node by
-            // another way sees to it.
-            let [first, second] = probe.places();
-            let (one, two) = surely::read_pair(op, first, second).await?;
-            if let Some(found) = probe.candidates([&one, &two], matches(hash)) {
-                jump.stop = self.first_match(op, key, (len, hash), &found).await?;
+        let mut known = filter.longest(hashes).take_while(|len| *len > 0).take(MAX_PROBES).peekable();
+        while let Some(len) = known.next() {
+            let gap = len - known.peek().copied().unwrap_or(0);
+            let second = if finder.doubts.is_likely_false(gap) { known.next() } else { None };
+            let lens: SmallVec<[usize; 2]> = std::iter::once(len).chain(second).collect();
+            let found = self.ask(op, key, (finder, hashes), &lens).await?;
+            let missed = found.as_ref().map_or(lens.len(), |(n, _)| *n);
+            finder.doubts.note(gap, missed > 0);
+            for len in &lens[..missed] {
+                marks::hit("hash_probe_in_vain");
+                op.count_wrong_hint();
+                jump.missed.push(*len);
             }
-            if jump.stop.is_some() {
+            if let Some((_, stop)) = found {
+                jump.stop = Some(stop);
                 return Ok(jump);
             }
-            marks::hit("hash_probe_in_vain");
-            jump.missed.push(len);
         }
         Ok(jump)
     }
@@ -136,26 +170,56 @@ impl Tree {
         key: &[u8],
         (finder, hashes): (&Finder, &[u64]),
     ) -> Result<Jump, IndexError> {
-        let mut end = hashes.len();
-        while end > 1 {
-            let begin = end.saturating_sub(PREFIXES_AT_A_TIME).max(1);
-            let probes: Vec<_> = hashes[begin..end]
-                .iter()
-                .map(|hash| finder.table(&self.shared, *hash).probe(*hash))
-                .collect();
-            let places: Vec<_> = probes.iter().flat_map(table::Probe::places).collect();
-            let pairs = surely::read_many(op, &places).await?;
-            for (n, (probe, pair)) in probes.iter().zip(pairs.chunks(2)).enumerate().rev() {
-                let (len, hash) = (begin + n, hashes[begin + n]);
-                let [one, two] = pair else { continue };
-                let Some(found) = probe.candidates([one, two], matches(hash)) else { continue };
-                if let Some(stop) = self.first_match(op, key, (len, hash), &found).await? {
-                    return Ok(Jump { stop: Some(stop), ..Jump::default() });
-                }
+        let lens: Vec<usize> = (1..hashes.len()).rev().collect();
+        for some in lens.chunks(PREFIXES_AT_A_TIME) {
+            if let Some((_, stop)) = self.ask(op, key, (finder, hashes), some).await? {
+                return Ok(Jump { stop: Some(stop), ..Jump::default() });
             }
-            end = begin;
         }
         Ok(Jump::default())
+    }
+
+    /// Asks the tables for prefixes of these lengths, all in one round trip; the first that has a node, by its place in `lens`, and what a
+    /// key needs of the node.
+    async fn ask(
+        &self,
+        op: &Op,
+        key: &[u8],
+        (finder, hashes): (&Finder, &[u64]),
+        lens: &[usize],
+    ) -> Result<Option<(usize, Stop)>, IndexError> {
+        let probe = |len: &usize| finder.table(&self.shared, hashes[*len]).probe(hashes[*len]);
+        lens.iter().for_each(|_| op.count_hint());
+        // One look is enough: an entry that it does not see because it has just moved is no loss, and whoever finds the node by
+        // another way sees to it.
+        if let [len] = lens {
+            let [first, second] = probe(len).places();
+            let (one, two) = surely::read_pair(op, first, second).await?;
+            return self.judge(op, key, (*len, hashes[*len]), probe(len), [&one, &two]).await.map(|stop| Some((0, stop?)));
+        }
+        let places: Vec<_> = lens.iter().flat_map(|len| probe(len).places()).collect();
+        let pairs = surely::read_many(op, &places).await?;
+        for (n, (len, pair)) in lens.iter().zip(pairs.chunks(2)).enumerate() {
+            let [one, two] = pair else { continue };
+            let stop = self.judge(op, key, (*len, hashes[*len]), probe(len), [one, two]).await?;
+            if let Some(stop) = stop {
+                return Ok(Some((n, stop)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The node of a prefix, if what was read of its table leads to it.
+    async fn judge(
+        &self,
+        op: &Op,
+        key: &[u8],
+        (len, hash): (usize, u64),
+        probe: Probe,
+        pairs: [&Buf; 2],
+    ) -> Result<Option<Stop>, IndexError> {
+        let Some(found) = probe.candidates(pairs, matches(hash)) else { return Ok(None) };
+        self.first_match(op, key, (len, hash), &found).await
     }
 
     /// The node among those that hash entries lead to that has this very prefix.
@@ -276,7 +340,7 @@ impl Tree {
 
     /// Tells the filter of all nodes that the hash tables know, while nobody writes.
     pub(super) async fn fill_filter(&self) -> Result<(), IndexError> {
-        let Some(Finder { tables, filter: Some(filter) }) = self.finder() else { return Ok(()) };
+        let Some(Finder { tables, filter: Some(filter), .. }) = self.finder() else { return Ok(()) };
         for table in tables {
             let op = self.endpoint.op();
             for (hash, _) in table.check(&op, self).await?.entries {

@@ -62,7 +62,7 @@ use crate::shared::heap::{self, Class};
 use crate::shared::locks::{LockTable, Locks, Manner, Mistakes};
 use crate::shared::surely;
 use crate::shared::whole::Place;
-use cache::Finder;
+use cache::{Doubts, Finder};
 use farwood_fabric::control::{ANCHOR_BYTES, IndexId, IndexInfo, ObjectChunk};
 use farwood_fabric::{Endpoint, GlobalAddr, Op, ServerId, SessionId};
 use filter::Filter;
@@ -123,7 +123,7 @@ impl Sphinx {
             tables.push(Table::attach(pool, (info.id, TABLE_CLASS), root, self.config.table())?);
         }
         let filter = self.config.switches.filter.then(|| Filter::new(self.config.filter_bytes, None));
-        Ok(Some(Finder { tables, filter }))
+        Ok(Some(Finder { tables, filter, doubts: Doubts::default() }))
     }
 
     fn locks(&self, pool: &Pool, op: &Op) -> Locks {
