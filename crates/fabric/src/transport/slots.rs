@@ -94,6 +94,9 @@ impl<T> Slots<T> {
 pub(crate) trait Carries {
     type Batch;
     fn slots(&self) -> RefMut<'_, Slots<Self::Batch>>;
+
+    /// Somebody is about to wait for the first time for a batch: what has come may be taken in now.
+    fn is_awaited(&self) {}
 }
 
 /// A batch under way. Dropping it detaches.
@@ -112,6 +115,11 @@ impl<C: Carries> Ticket<C> {
     #[inline]
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<BatchResult> {
         let mut slots = self.connection.slots();
+        if slots.get(self.key).is_some_and(|slot| slot.result.is_none() && slot.waker.is_none()) {
+            drop(slots);
+            self.connection.is_awaited();
+            slots = self.connection.slots();
+        }
         let Some(slot) = slots.get(self.key) else { return Poll::Pending };
         if let Some(result) = slot.result.take() {
             slots.remove(self.key);

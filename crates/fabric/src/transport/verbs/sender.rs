@@ -122,6 +122,11 @@ impl Sender {
         self.jobs.is_empty()
     }
 
+    /// How many batches are under way.
+    pub(super) fn batches(&self) -> usize {
+        self.jobs.len()
+    }
+
     /// Since when nothing has completed though something should, as of the last time it was asked.
     pub(super) fn waiting_since(&self) -> Option<Nanos> {
         self.waiting_since
