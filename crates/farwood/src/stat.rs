@@ -88,7 +88,17 @@ fn as_text(found: &[(String, String)], out: &mut Vec<u8>) -> io::Result<()> {
     commands.print(out)?;
     writeln!(out)?;
     let mut far = Table::new(&["far memory, per operation", ""]);
-    for name in ["round_trips", "reads", "writes", "atomics", "retries", "hints", "wrong_hints", "bytes_read", "bytes_written"] {
+    for name in [
+        "round_trips",
+        "reads",
+        "writes",
+        "atomics",
+        "retries",
+        "hints",
+        "wrong_hints",
+        "bytes_read",
+        "bytes_written",
+    ] {
         far.row(vec![name.replace('_', " "), get(&format!("farwood.{name}_per_operation")).to_owned()]);
     }
     far.row(vec!["cache bytes of this gateway".to_owned(), get("memory.cache_bytes").to_owned()]);

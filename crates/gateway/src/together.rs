@@ -57,6 +57,12 @@ impl<F> fmt::Debug for Boxes<F> {
     }
 }
 
+/// A future, made where it is returned: a function of its own, so that it is not moved once more into the option.
+#[inline(never)]
+fn made<F>(make: impl FnOnce() -> F) -> Option<F> {
+    Some(make())
+}
+
 /// Futures under way, each with a tag that says what it is.
 pub(crate) struct Together<F: Future, T> {
     boxes: Boxes<F>,
@@ -102,7 +108,7 @@ impl<F: Future, T> Together<F, T> {
         context: &mut Context<'_>,
     ) -> Option<(F::Output, T)> {
         let mut place = self.boxes.take();
-        place.as_mut().set(Some(make()));
+        place.as_mut().set(made(make));
         let has_others = more || !self.entries.is_empty();
         let (polled, is_aside) = self.boxes.company.poll(has_others, || poll(&mut place, context));
         self.any_aside |= is_aside;

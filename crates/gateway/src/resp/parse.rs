@@ -157,10 +157,29 @@ impl Parser {
         }
     }
 
+    /// The line that starts at `self.at`, if it is a sign and a number of one or two digits, as most are: without a search for its end.
+    #[inline]
+    fn short_count(&mut self, input: &[u8], sign: u8) -> Option<i64> {
+        let (tens, ones, bytes) = match input.get(self.at..)? {
+            [first, ones @ b'0'..=b'9', b'\r', b'\n', ..] if *first == sign => (b'0', *ones, 4),
+            [first, tens @ b'1'..=b'9', ones @ b'0'..=b'9', b'\r', b'\n', ..] if *first == sign => {
+                (*tens, *ones, 5)
+            }
+            _ => return None,
+        };
+        self.at += bytes;
+        self.searched = 0;
+        Some(10 * i64::from(tens - b'0') + i64::from(ones - b'0'))
+    }
+
     /// Reads how many arguments follow; whether any do.
     fn begin(&mut self, input: &[u8], limits: Limits) -> Result<Option<bool>, ProtocolError> {
-        let Some(line) = self.line(input, ProtocolError::TooBigCount)? else { return Ok(None) };
-        let count = number::parse(&line[1..]).ok_or(ProtocolError::InvalidCount)?;
+        let count = if let Some(count) = self.short_count(input, b'*') {
+            count
+        } else {
+            let Some(line) = self.line(input, ProtocolError::TooBigCount)? else { return Ok(None) };
+            number::parse(&line[1..]).ok_or(ProtocolError::InvalidCount)?
+        };
         if count > MAX_ARGUMENTS {
             return Err(ProtocolError::InvalidCount);
         }
@@ -176,12 +195,16 @@ impl Parser {
         let length = if let Some(length) = self.bulk {
             length
         } else {
-            let Some(line) = self.line(input, ProtocolError::TooBigBulkLength)? else { return Ok(false) };
-            let digits = match line {
-                [b'$', digits @ ..] => digits,
-                line => return Err(ProtocolError::ExpectedBulk(line.first().copied().unwrap_or(b'\r'))),
+            let length = if let Some(length) = self.short_count(input, b'$') {
+                length
+            } else {
+                let Some(line) = self.line(input, ProtocolError::TooBigBulkLength)? else { return Ok(false) };
+                let digits = match line {
+                    [b'$', digits @ ..] => digits,
+                    line => return Err(ProtocolError::ExpectedBulk(line.first().copied().unwrap_or(b'\r'))),
+                };
+                number::parse(digits).unwrap_or(-1)
             };
-            let length = number::parse(digits).unwrap_or(-1);
             if limits.is_stranger && length > MAX_STRANGER_BULK_BYTES {
                 return Err(ProtocolError::StrangerBulk);
             }

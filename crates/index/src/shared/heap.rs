@@ -18,11 +18,14 @@
 //! journal entry for an object that is linked, which is why step 2 comes after the unlinking and why slots are cleared before
 //! reuse.
 
+mod limbo;
+
 use super::surely;
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos};
 use farwood_fabric::control::{ControlError, IndexId, MAIN_BASE, ObjectChunk, RETIRE_SLOTS, Reply, Request};
 use farwood_fabric::session::{Estate, RetireStamp};
 use farwood_fabric::{CallError, Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId, Session, marks};
+use limbo::Limbo;
 use rustc_hash::FxHashMap;
 use std::fmt;
 use std::ops::Range;
@@ -88,7 +91,7 @@ struct Inner {
 #[derive(Default)]
 struct State {
     pools: FxHashMap<(ServerId, Class), ClassPool>,
-    limbo: Vec<Retired>,
+    limbo: Limbo<Retired, RetireStamp>,
     /// When the epochs may be asked for again (on the clock of the process), and how many objects have been retired since they were.
     next_collection: Nanos,
     retired_since: usize,
@@ -138,7 +141,6 @@ struct Retired {
     addr: GlobalAddr,
     class: Class,
     slot: Option<GlobalAddr>,
-    stamp: Option<RetireStamp>,
 }
 
 /// What a heap did.
@@ -270,7 +272,7 @@ impl Heap {
         {
             let mut state = self.state();
             state.counts.unjournaled += u64::from(slot.is_none());
-            state.limbo.push(Retired { addr, class, slot, stamp: None });
+            state.limbo.push(Retired { addr, class, slot });
             state.retired_since += if slot.is_some() { 1 } else { COLLECT_AT };
         }
         written?;
@@ -311,27 +313,23 @@ impl Heap {
 
     /// Frees what was retired and is safe by now. A heartbeat, if anything waits.
     pub async fn collect(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
-        let unstamped = self.state().limbo.iter().filter(|r| r.stamp.is_none()).count();
-        if self.state().limbo.is_empty() {
-            return Ok(());
-        }
-        // What is unstamped now was unlinked before the heartbeat that follows; what comes later waits for the next one.
-        // (`limbo` keeps its order, and the stamped come first.)
+        let mark = {
+            let state = self.state();
+            if state.limbo.is_empty() {
+                return Ok(());
+            }
+            state.limbo.mark()
+        };
+        // What is there now was unlinked before the heartbeat that follows; what comes later waits for the next one.
         let stamp = self.inner.session.retire_stamp(endpoint).await?;
         let safe = {
             let mut state = self.state();
-            for retired in state.limbo.iter_mut().filter(|r| r.stamp.is_none()).take(unstamped) {
-                retired.stamp = Some(stamp);
-            }
-            let limbo = std::mem::take(&mut state.limbo);
-            let is_safe = |r: &Retired| r.stamp.is_some_and(|stamp| self.inner.session.is_safe(stamp));
-            let (safe, waiting): (Vec<_>, Vec<_>) = limbo.into_iter().partition(is_safe);
-            state.limbo = waiting;
-            safe
+            state.limbo.stamp(mark, stamp);
+            state.limbo.take_safe(|stamp| self.inner.session.is_safe(stamp))
         };
         let op = endpoint.op();
         let mut safe = safe.into_iter();
-        while let Some(retired) = safe.next() {
+        while let Some((retired, stamp)) = safe.next() {
             let freed = async {
                 self.wipe(&op, retired.class, retired.addr).await?;
                 match retired.slot {
@@ -341,9 +339,7 @@ impl Heap {
                 }
             };
             if let Err(error) = freed.await {
-                let mut state = self.state();
-                state.limbo.push(retired);
-                state.limbo.extend(safe);
+                self.state().limbo.put_back(std::iter::once((retired, stamp)).chain(safe));
                 return Err(error);
             }
             self.forget_slot(&retired);
@@ -351,7 +347,7 @@ impl Heap {
             // Some at a time; but what is in our hands is lost if we die.
             if free >= MAX_FREE + CLAIM as usize {
                 if let Err(error) = self.give_back_surplus(&op).await {
-                    self.state().limbo.extend(safe);
+                    self.state().limbo.put_back(safe);
                     return Err(error);
                 }
             }

@@ -195,7 +195,10 @@ impl Tree {
         if let [len] = lens {
             let [first, second] = probe(len).places();
             let (one, two) = surely::read_pair(op, first, second).await?;
-            return self.judge(op, key, (*len, hashes[*len]), probe(len), [&one, &two]).await.map(|stop| Some((0, stop?)));
+            return self
+                .judge(op, key, (*len, hashes[*len]), probe(len), [&one, &two])
+                .await
+                .map(|stop| Some((0, stop?)));
         }
         let places: Vec<_> = lens.iter().flat_map(|len| probe(len).places()).collect();
         let pairs = surely::read_many(op, &places).await?;

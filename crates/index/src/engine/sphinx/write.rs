@@ -328,12 +328,12 @@ impl Tree {
             Decision::Put(value) => {
                 marks::hit("frozen_leaf_met");
                 let new = self.new_leaf(change, value).await?;
-                self.turn_to(change, way, at, new).await
+                Box::pin(self.turn_to(change, way, at, new)).await
             }
             // What it holds cannot change any more, so it is enough that the slot still leads there.
             Decision::Remove => {
                 marks::hit("frozen_leaf_met");
-                self.unlink(change, way, at).await.map(|unlinked| unlinked.then_some(true))
+                Box::pin(self.unlink(change, way, at)).await.map(|unlinked| unlinked.then_some(true))
             }
         }
     }
@@ -366,7 +366,7 @@ impl Tree {
                     self.give_back(&[new.0]);
                     return Err(error);
                 }
-                self.turn_to(change, way, at, new).await
+                Box::pin(self.turn_to(change, way, at, new)).await
             }
             Decision::Remove => {
                 if self.shared.config.sabotage.delete_without_mark {
@@ -375,7 +375,7 @@ impl Tree {
                     locks.finish(op, held, &[freeze(LeafState::Deleted)]).await?;
                 }
                 // The key is gone; that something still leads to its leaf is no failure.
-                match self.unlink_surely(change, way, at).await {
+                match Box::pin(self.unlink_surely(change, way, at)).await {
                     Err(IndexError::Fenced) => Err(IndexError::Fenced),
                     _ => Ok(Some(true)),
                 }
