@@ -46,12 +46,24 @@ enum Item {
         node: NodeRef,
         on_edge: OnEdge,
     },
-    Leaf(LeafRef),
+    Leaf {
+        leaf: LeafRef,
+        on_edge: OnEdge,
+    },
     /// In a box, since the list is mostly of the others, which are small.
     Pair(Box<Leaf<Buf>>),
 }
 
-/// For each end of the range, whether it may lie within a subtree.
+/// What becomes of a leaf.
+enum Verdict {
+    Counts,
+    /// Deleted, or outside of the range.
+    DoesNot,
+    /// Behind the range, in the order of the scan.
+    Behind,
+}
+
+/// For each end of the range, whether it may lie within a subtree. Where neither does, keys need not be compared.
 #[derive(Clone, Copy, Debug)]
 struct OnEdge {
     start: bool,
@@ -117,7 +129,7 @@ impl Item {
                 NodeKind::N48 => 32,
                 NodeKind::N256 => 128,
             },
-            Self::Leaf(_) | Self::Pair(_) => 1,
+            Self::Leaf { .. } | Self::Pair(_) => 1,
         }
     }
 
@@ -125,7 +137,7 @@ impl Item {
     fn place(&self) -> Option<(GlobalAddr, usize)> {
         match self {
             Self::Node { node, .. } => Some((node.addr, node.kind.bytes())),
-            Self::Leaf(leaf) => Some((leaf.addr, leaf.class.bytes())),
+            Self::Leaf { leaf, .. } => Some((leaf.addr, leaf.class.bytes())),
             Self::Pair(_) => None,
         }
     }
@@ -191,8 +203,13 @@ impl Scan<'_> {
     }
 
     /// Whether a leaf counts.
-    fn counts<B: Deref<Target = [u8]>>(&self, leaf: &Leaf<B>) -> bool {
-        leaf.state() != LeafState::Deleted && RangeBounds::<[u8]>::contains(&self.range, leaf.key())
+    fn judge<B: Deref<Target = [u8]>>(&self, leaf: &Leaf<B>, on_edge: OnEdge) -> Verdict {
+        let may_be_outside = on_edge.start || on_edge.end;
+        if may_be_outside && self.is_beyond(leaf.key()) {
+            return Verdict::Behind;
+        }
+        let is_outside = may_be_outside && !RangeBounds::<[u8]>::contains(&self.range, leaf.key());
+        if is_outside || leaf.state() == LeafState::Deleted { Verdict::DoesNot } else { Verdict::Counts }
     }
 
     /// Puts those of `children` that may have keys within the range into the list, in the order of the scan: in front of all, or behind.
@@ -218,7 +235,7 @@ impl Scan<'_> {
             let on_edge = OnEdge { start: start == Some(Ordering::Equal), end: end == Some(Ordering::Equal) };
             let item = match slot.target() {
                 Some(Target::Node(node)) => Item::Node { node, on_edge },
-                Some(Target::Leaf(leaf)) => Item::Leaf(leaf),
+                Some(Target::Leaf(leaf)) => Item::Leaf { leaf, on_edge },
                 _ => return Err(no_slot(node)),
             };
             if in_front {
@@ -253,7 +270,12 @@ impl Tree {
         let is_immediate = self.endpoint.capabilities().immediate;
         while !scan.is_done() {
             if is_immediate {
-                self.look_at_next(&op, &mut scan, &mut leaf).await?;
+                if let Some((leaf, on_edge)) = self.look_at_leaves(&op, &mut scan, &mut leaf)? {
+                    self.reread(&op, &mut scan, leaf, on_edge).await?;
+                }
+                if !scan.is_done() {
+                    self.look_at_node(&op, &mut scan).await?;
+                }
             } else {
                 self.look_ahead(&op, &mut scan).await?;
                 scan.harvest();
@@ -262,67 +284,79 @@ impl Tree {
         Ok(scan.found)
     }
 
-    /// Follows the first slot of the list. `scratch` is room for a leaf.
-    async fn look_at_next(
+    /// Opens the node at the head of the list, if there is one.
+    async fn look_at_node(&self, op: &Op, scan: &mut Scan<'_>) -> Result<(), IndexError> {
+        let Some(&Item::Node { node, on_edge }) = scan.ahead.front() else { return Ok(()) };
+        scan.ahead.pop_front();
+        let children = &mut scan.children;
+        let seen = op.look(node.addr, node.kind.bytes(), |words| {
+            let image = Node::accept(node.kind, InPlace(words))?;
+            image.children_into(children);
+            Some((image.head.depth, image.hash()))
+        });
+        let seen = if let Some(seen) = seen {
+            seen?
+        } else {
+            let image = self.read_node(op, node).await?;
+            image.children_into(children);
+            Some((image.head.depth, image.hash()))
+        };
+        let (depth, hash) = seen.ok_or_else(|| no_node(node))?;
+        match self.side_of(op, scan, (node, depth, hash), on_edge).await? {
+            Side::Outside => {}
+            Side::Behind => scan.ahead.clear(),
+            Side::Inside(on_edge) => scan.put_children((node, depth), on_edge, true)?,
+        }
+        scan.expect_leaves(op);
+        self.endpoint.breathe().await;
+        Ok(())
+    }
+
+    /// Takes the pairs of the leaves at the head of the list, without waiting for anything: it stops at one that is torn, and returns it.
+    /// `scratch` is room for a leaf.
+    fn look_at_leaves(
         &self,
         op: &Op,
         scan: &mut Scan<'_>,
         scratch: &mut Vec<u8>,
-    ) -> Result<(), IndexError> {
-        match scan.ahead.pop_front() {
-            Some(Item::Node { node, on_edge }) => {
-                let children = &mut scan.children;
-                let seen = op.look(node.addr, node.kind.bytes(), |words| {
-                    let image = Node::accept(node.kind, InPlace(words))?;
-                    image.children_into(children);
-                    Some((image.head.depth, image.hash()))
-                });
-                let seen = if let Some(seen) = seen {
-                    seen?
-                } else {
-                    let image = self.read_node(op, node).await?;
-                    image.children_into(children);
-                    Some((image.head.depth, image.hash()))
-                };
-                let (depth, hash) = seen.ok_or_else(|| no_node(node))?;
-                match self.side_of(op, scan, (node, depth, hash), on_edge).await? {
-                    Side::Outside => {}
-                    Side::Behind => scan.ahead.clear(),
-                    Side::Inside(on_edge) => scan.put_children((node, depth), on_edge, true)?,
-                }
-                scan.expect_leaves(op);
-                self.endpoint.breathe().await;
+    ) -> Result<Option<(LeafRef, OnEdge)>, IndexError> {
+        while !scan.is_done() {
+            let (at, on_edge) = match scan.ahead.front() {
+                Some(Item::Leaf { leaf, on_edge }) => (*leaf, *on_edge),
+                _ => break,
+            };
+            scan.ahead.pop_front();
+            if let Some((addr, len)) = scan.ahead.get(MAX_EXPECTED - 1).and_then(Item::place) {
+                op.expect(addr, len);
             }
-            Some(Item::Leaf(at)) => {
-                if let Some((addr, len)) = scan.ahead.get(MAX_EXPECTED - 1).and_then(Item::place) {
-                    op.expect(addr, len);
-                }
-                let seen = op.look(at.addr, at.class.bytes(), |words| words.copy_to(scratch));
-                let whole = match seen {
-                    Some(seen) => seen.map(|()| self.accept(at, &scratch[..]))?,
-                    None => None,
-                };
-                match whole {
-                    Some(leaf) if scan.is_beyond(leaf.key()) => scan.ahead.clear(),
-                    Some(leaf) if scan.counts(&leaf) => scan.take(&leaf),
-                    Some(_) => {}
-                    None => self.reread(op, scan, at).await?,
-                }
+            let whole = match op.look(at.addr, at.class.bytes(), |words| words.copy_to(scratch)) {
+                Some(seen) => seen.map(|()| self.accept(at, &scratch[..]))?,
+                None => None,
+            };
+            let Some(leaf) = whole else { return Ok(Some((at, on_edge))) };
+            match scan.judge(&leaf, on_edge) {
+                Verdict::Counts => scan.take(&leaf),
+                Verdict::DoesNot => {}
+                Verdict::Behind => scan.ahead.clear(),
             }
-            Some(Item::Pair(pair)) => scan.take(&pair),
-            None => {}
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Takes the pair of a leaf that was torn.
     #[cold]
-    async fn reread(&self, op: &Op, scan: &mut Scan<'_>, at: LeafRef) -> Result<(), IndexError> {
+    async fn reread(
+        &self,
+        op: &Op,
+        scan: &mut Scan<'_>,
+        at: LeafRef,
+        on_edge: OnEdge,
+    ) -> Result<(), IndexError> {
         let leaf = self.read_leaf(op, at).await?;
-        if scan.is_beyond(leaf.key()) {
-            scan.ahead.clear();
-        } else if scan.counts(&leaf) {
-            scan.take(&leaf);
+        match scan.judge(&leaf, on_edge) {
+            Verdict::Counts => scan.take(&leaf),
+            Verdict::DoesNot => {}
+            Verdict::Behind => scan.ahead.clear(),
         }
         Ok(())
     }
@@ -345,7 +379,7 @@ impl Tree {
             };
             let is_over = match item {
                 Item::Node { node, on_edge } => self.open_node(op, scan, (node, on_edge), buf).await?,
-                Item::Leaf(leaf) => self.open_leaf(op, scan, leaf, buf).await?,
+                Item::Leaf { leaf, on_edge } => self.open_leaf(op, scan, (leaf, on_edge), buf).await?,
                 pair @ Item::Pair(_) => {
                     scan.ahead.push_back(pair);
                     false
@@ -422,18 +456,17 @@ impl Tree {
         &self,
         op: &Op,
         scan: &mut Scan<'_>,
-        at: LeafRef,
+        (at, on_edge): (LeafRef, OnEdge),
         buf: Buf,
     ) -> Result<bool, IndexError> {
         let leaf = match self.accept(at, buf) {
             Some(leaf) => leaf,
             None => self.read_leaf(op, at).await?,
         };
-        if scan.is_beyond(leaf.key()) {
-            return Ok(true);
-        }
-        if scan.counts(&leaf) {
-            scan.ahead.push_back(Item::Pair(Box::new(leaf)));
+        match scan.judge(&leaf, on_edge) {
+            Verdict::Counts => scan.ahead.push_back(Item::Pair(Box::new(leaf))),
+            Verdict::DoesNot => {}
+            Verdict::Behind => return Ok(true),
         }
         Ok(false)
     }
