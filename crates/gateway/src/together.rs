@@ -59,6 +59,7 @@ impl<F> fmt::Debug for Boxes<F> {
 
 /// A future, made where it is returned: a function of its own, so that it is not moved once more into the option.
 #[inline(never)]
+#[expect(clippy::unnecessary_wraps, reason = "wrapping here is what it is for")]
 fn made<F>(make: impl FnOnce() -> F) -> Option<F> {
     Some(make())
 }

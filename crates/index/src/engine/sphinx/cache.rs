@@ -189,7 +189,9 @@ impl Tree {
         lens: &[usize],
     ) -> Result<Option<(usize, Stop)>, IndexError> {
         let probe = |len: &usize| finder.table(&self.shared, hashes[*len]).probe(hashes[*len]);
-        lens.iter().for_each(|_| op.count_hint());
+        for _ in lens {
+            op.count_hint();
+        }
         // One look is enough: an entry that it does not see because it has just moved is no loss, and whoever finds the node by
         // another way sees to it.
         if let [len] = lens {
