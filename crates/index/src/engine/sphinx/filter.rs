@@ -27,20 +27,24 @@ const MAX_MOVES: u32 = 8;
 const SEARCH_DEPTH: u32 = 16;
 /// How often a word that others change meanwhile is tried again.
 const MAX_TRIES: u32 = 64;
-/// The fullest that a cuckoo filter can be made, in percent, with a little less work than the most: from here on something has to go. (Two buckets of
-/// four lanes reach 98%, of five lanes 99%.)
-const FULL_PERCENT: u64 = 97;
 
 /// How a bucket is divided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Shape {
     lanes: u32,
     lane_bits: u32,
+    /// The fullest that the filter can be made without losing any, in percent: from here on something has to go. Five lanes reach more than four.
+    full_percent: u64,
 }
 
 impl Shape {
-    const SLIM: Self = Self { lanes: 5, lane_bits: 12 };
-    const WIDE: Self = Self { lanes: 4, lane_bits: 16 };
+    const SLIM: Self = Self { lanes: 5, lane_bits: 12, full_percent: 97 };
+    const WIDE: Self = Self { lanes: 4, lane_bits: 16, full_percent: 95 };
+
+    /// How many prefixes so many buckets hold.
+    fn capacity(self, buckets: u64) -> u64 {
+        buckets * u64::from(self.lanes) * self.full_percent / 100
+    }
 
     /// The lowest bit of each lane.
     const fn ones(self) -> u64 {
@@ -87,7 +91,7 @@ impl Filter {
     /// known how many are to be expected, it holds as many as it can.
     pub fn new(budget_bytes: u64, expected: Option<u64>) -> Self {
         let count = (budget_bytes / 8).clamp(1, u64::from(u32::MAX));
-        let fits_wide = count * u64::from(Shape::WIDE.lanes) * FULL_PERCENT / 100;
+        let fits_wide = Shape::WIDE.capacity(count);
         let shape =
             if expected.is_some_and(|expected| expected <= fits_wide) { Shape::WIDE } else { Shape::SLIM };
         let buckets = (0..count).map(|_| AtomicU64::new(0)).collect();
@@ -108,7 +112,7 @@ impl Filter {
 
     /// How many prefixes it can hold before it forgets some.
     pub fn capacity(&self) -> u64 {
-        self.buckets.len() as u64 * u64::from(self.shape.lanes) * FULL_PERCENT / 100
+        self.shape.capacity(self.buckets.len() as u64)
     }
 
     /// How many fingerprints it holds.
