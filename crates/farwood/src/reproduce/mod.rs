@@ -31,7 +31,7 @@ const MAX_JOBS: usize = 64;
 
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {
-    /// A paper by name (sherman), or a file that describes one (see docs/reproduce.md)
+    /// A paper by name (sherman, sphinx), or a file that describes one (see docs/reproduce.md)
     paper: String,
 
     /// Only these figures, with commas: 10, 15c, table1 [default: all]
