@@ -31,18 +31,62 @@ pub struct OpStats {
     pub wrong_hints: u64,
 }
 
+impl OpStats {
+    /// All counters, in the order of the fields: for who adds them up, or sends them on.
+    pub fn to_array(self) -> [u64; 10] {
+        let Self {
+            round_trips,
+            reads,
+            writes,
+            atomics,
+            calls,
+            bytes_read,
+            bytes_written,
+            retries,
+            hints,
+            wrong_hints,
+        } = self;
+        [round_trips, reads, writes, atomics, calls, bytes_read, bytes_written, retries, hints, wrong_hints]
+    }
+
+    /// The counters of [`OpStats::to_array`].
+    pub fn from_array(counters: [u64; 10]) -> Self {
+        let [
+            round_trips,
+            reads,
+            writes,
+            atomics,
+            calls,
+            bytes_read,
+            bytes_written,
+            retries,
+            hints,
+            wrong_hints,
+        ] = counters;
+        Self {
+            round_trips,
+            reads,
+            writes,
+            atomics,
+            calls,
+            bytes_read,
+            bytes_written,
+            retries,
+            hints,
+            wrong_hints,
+        }
+    }
+
+    fn with(self, other: Self, each: impl Fn(u64, u64) -> u64) -> Self {
+        let (ours, theirs) = (self.to_array(), other.to_array());
+        Self::from_array(std::array::from_fn(|n| each(ours[n], theirs[n])))
+    }
+}
+
 impl AddAssign for OpStats {
+    #[inline]
     fn add_assign(&mut self, other: Self) {
-        self.round_trips += other.round_trips;
-        self.reads += other.reads;
-        self.writes += other.writes;
-        self.atomics += other.atomics;
-        self.calls += other.calls;
-        self.bytes_read += other.bytes_read;
-        self.bytes_written += other.bytes_written;
-        self.retries += other.retries;
-        self.hints += other.hints;
-        self.wrong_hints += other.wrong_hints;
+        *self = self.with(other, |ours, theirs| ours + theirs);
     }
 }
 
@@ -51,17 +95,21 @@ impl Sub for OpStats {
     type Output = Self;
 
     fn sub(self, earlier: Self) -> Self {
-        Self {
-            round_trips: self.round_trips - earlier.round_trips,
-            reads: self.reads - earlier.reads,
-            writes: self.writes - earlier.writes,
-            atomics: self.atomics - earlier.atomics,
-            calls: self.calls - earlier.calls,
-            bytes_read: self.bytes_read - earlier.bytes_read,
-            bytes_written: self.bytes_written - earlier.bytes_written,
-            retries: self.retries - earlier.retries,
-            hints: self.hints - earlier.hints,
-            wrong_hints: self.wrong_hints - earlier.wrong_hints,
-        }
+        self.with(earlier, |now, before| now - before)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_keep_their_places() {
+        let counters = std::array::from_fn(|n| n as u64 + 1);
+        let mut stats = OpStats::from_array(counters);
+        assert_eq!((stats.round_trips, stats.retries, stats.wrong_hints), (1, 8, 10));
+        assert_eq!(stats.to_array(), counters);
+        stats += OpStats { reads: 5, ..OpStats::default() };
+        assert_eq!(stats - OpStats::from_array(counters), OpStats { reads: 5, ..OpStats::default() });
     }
 }

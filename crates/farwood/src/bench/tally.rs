@@ -172,28 +172,13 @@ impl Tally {
             let Exported { buckets, sum, min, max } = from.export();
             DistributionText { buckets, sum: sum.to_string(), min, max }
         };
-        let kind = |(kind, tally): (usize, &KindTally)| {
-            let OpStats { round_trips, reads, writes, atomics, calls, .. } = tally.cost;
-            let OpStats { bytes_read, bytes_written, retries, hints, wrong_hints, .. } = tally.cost;
-            KindText {
-                kind,
-                latency_ns: distribution(&tally.latency_ns),
-                round_trips: distribution(&tally.round_trips),
-                retries: distribution(&tally.retries),
-                bytes_written: distribution(&tally.bytes_written),
-                cost: [
-                    round_trips,
-                    reads,
-                    writes,
-                    atomics,
-                    calls,
-                    bytes_read,
-                    bytes_written,
-                    retries,
-                    hints,
-                    wrong_hints,
-                ],
-            }
+        let kind = |(kind, tally): (usize, &KindTally)| KindText {
+            kind,
+            latency_ns: distribution(&tally.latency_ns),
+            round_trips: distribution(&tally.round_trips),
+            retries: distribution(&tally.retries),
+            bytes_written: distribution(&tally.bytes_written),
+            cost: tally.cost.to_array(),
         };
         TallyText {
             kinds: self
@@ -222,30 +207,7 @@ impl Tally {
             add(&mut ours.round_trips, &theirs.round_trips);
             add(&mut ours.retries, &theirs.retries);
             add(&mut ours.bytes_written, &theirs.bytes_written);
-            let [
-                round_trips,
-                reads,
-                writes,
-                atomics,
-                calls,
-                bytes_read,
-                bytes_written,
-                retries,
-                hints,
-                wrong_hints,
-            ] = theirs.cost;
-            ours.cost += OpStats {
-                round_trips,
-                reads,
-                writes,
-                atomics,
-                calls,
-                bytes_read,
-                bytes_written,
-                retries,
-                hints,
-                wrong_hints,
-            };
+            ours.cost += OpStats::from_array(theirs.cost);
         }
         self.ops += text.ops;
         self.errors += text.errors;

@@ -267,6 +267,7 @@ impl Tree {
     pub(super) async fn root(&self, op: &Op, with_cache: bool) -> Result<Target, IndexError> {
         let seen = GlobalAddr::from_raw(self.shared.root.load(Ordering::Relaxed));
         if with_cache && !seen.is_null() {
+            op.count_hint();
             return Ok(Target::hint(seen));
         }
         let raw = surely::read_word(op, self.shared.root_pointer()).await?;
