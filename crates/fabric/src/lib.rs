@@ -15,7 +15,7 @@
 //! | [`server`], [`status`] | what a transport and a memory server's logic need of each other, and what they say of themselves |
 //! | [`transport`] | the contract, the conformance suite, `local`, `sim` |
 //! | [`exec`], [`clock`], [`marks`], [`work`] | tasks, time, coverage marks, computation that the simulator charges for |
-//! | [`mem`] | the audited copies of memory that others race on |
+//! | [`mem`], [`pages`] | the audited copies of memory that others race on; how the system backs it |
 
 pub mod addr;
 pub mod buf;
@@ -29,6 +29,7 @@ pub mod error;
 pub mod exec;
 pub mod marks;
 pub mod mem;
+pub mod pages;
 mod pins;
 pub mod procedure;
 pub mod region;

@@ -9,6 +9,7 @@
 //! words. On x86-64 the 16- and 32-byte moves are split by the hardware at cache-line boundaries only, which are multiples of 8
 //! here because both ends of the racy side are word-aligned; `farwood`'s conformance suite looks for torn words.
 
+use crate::pages;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::alloc::{Layout, alloc, dealloc};
 use std::fmt;
@@ -82,9 +83,6 @@ pub enum Side {
 /// Where blocks begin: a page, so that lines and pages of two blocks never mix.
 const ALIGN: usize = 4096;
 const LINE: usize = 64;
-/// From so many bytes on, large pages are worth asking for.
-const LARGE: usize = 4 << 20;
-
 impl RacyMemory {
     /// Zeroed memory of at least `bytes` bytes, rounded up to whole lines; `None` if there is not enough.
     pub fn zeroed(bytes: usize) -> Option<Self> {
@@ -92,10 +90,8 @@ impl RacyMemory {
         let layout = Layout::from_size_align(bytes, ALIGN).ok()?;
         // SAFETY: the layout has a non-zero size.
         let base = NonNull::new(unsafe { alloc(layout) })?;
-        if bytes >= LARGE {
-            // Before it is touched: memory that is there already stays as it is.
-            prefer_large_pages(base.as_ptr(), bytes);
-        }
+        // Before it is touched: memory that is there already stays as it is.
+        pages::prefer_large(base.as_ptr(), bytes);
         // SAFETY: that many bytes were just allocated.
         unsafe { base.write_bytes(0, bytes) };
         Some(Self { base: base.cast(), bytes, origin: Origin::Heap })
@@ -108,26 +104,22 @@ impl RacyMemory {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let wish = pages::aligned_hole(bytes);
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of ours.
-        let base = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, offset)?
-        };
+        let base = unsafe { rustix::mm::mmap(wish, bytes, protection, MapFlags::SHARED, file, offset)? };
         let base = NonNull::new(base).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let mapped = Self { base: base.cast(), bytes, origin: Origin::Mapped };
         // A child that inherited the mapping could write when its parent has been fenced.
         // SAFETY: the range is the mapping just made; nothing but a fork is affected.
         unsafe { rustix::mm::madvise(base.as_ptr(), bytes, Advice::LinuxDontFork)? };
-        // Where the system allows it, big pages; where it does not, nothing is lost.
-        // SAFETY: as above; contents stay what they are.
-        let _ = unsafe { rustix::mm::madvise(base.as_ptr(), bytes, Advice::LinuxHugepage) };
+        pages::prefer_large(base.as_ptr().cast(), bytes);
         Ok(mapped)
     }
 
-    /// Makes sure that every page is there, by now.
+    /// Makes sure that every page is there by now, in large pages where the system finds some.
     pub fn populate(&self) -> io::Result<()> {
-        // SAFETY: the range is this block's own memory; contents stay what they are.
-        unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxPopulateWrite)? };
-        Ok(())
+        // SAFETY: the range is this block's own memory.
+        unsafe { pages::populate(self.base.as_ptr().cast(), self.bytes) }
     }
 
     /// Where it begins, for those who make it known to a network card.
@@ -327,35 +319,6 @@ pub(crate) fn prefetch(at: *const u8) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
-}
-
-/// How much memory this process can have before others suffer, as far as the system says.
-pub fn available_bytes() -> u64 {
-    let number = |text: &str| text.split_whitespace().next().and_then(|n| n.parse::<u64>().ok());
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let meminfo = read("/proc/meminfo");
-    let kib = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:")).and_then(number);
-    let machine = kib.map_or(u64::MAX, |kib| kib.saturating_mul(1024));
-    let group = |name: &str| number(&read(&format!("/sys/fs/cgroup/{name}")));
-    let limit =
-        group("memory.max").map_or(u64::MAX, |max| max.saturating_sub(group("memory.current").unwrap_or(0)));
-    machine.min(limit)
-}
-
-/// Asks the operating system to back this memory by large pages, where it can: random access to gigabytes otherwise misses the
-/// address translation cache nearly every time. What it costs is that memory is taken 2 MiB at a time.
-pub(crate) fn prefer_large_pages(memory: *const u8, bytes: usize) {
-    const PAGE: usize = 4096;
-    let start = memory.addr().next_multiple_of(PAGE);
-    let end = memory.addr().saturating_add(bytes) / PAGE * PAGE;
-    if start < end {
-        let start = memory.wrapping_add(start - memory.addr());
-        // SAFETY: the advice changes how whole pages are backed, not what they hold, whoever's they are. It may be refused, which is
-        // as good as not asking.
-        let _ = unsafe {
-            rustix::mm::madvise(start.cast_mut().cast(), end - start.addr(), Advice::LinuxHugepage)
-        };
-    }
 }
 
 /// Copies `words` 8-byte words. Neither side tears a word on the side that is word-aligned.

@@ -10,7 +10,7 @@ pub(crate) use neighbours::{Neighbours, Plan};
 pub(crate) use transport::{Shape, Transport, TransportArguments, World};
 
 use farwood_fabric::clock::{MICROSECOND, Nanos};
-use farwood_fabric::mem::available_bytes;
+use farwood_fabric::pages::available_bytes;
 use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::server::ServerLogic;

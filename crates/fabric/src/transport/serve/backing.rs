@@ -10,11 +10,13 @@
 //! refused. What is in a file or device stays when the server ends, and the next one takes it over.
 //!
 //! **Large pages.** Anonymous memory comes from pages that were set aside as huge, if there are enough. Otherwise it is mapped,
-//! the system is asked for large pages, and only then is it filled: memory that is first reserved gets small ones.
+//! filled with large pages as far as the system finds some ([`crate::pages`]), and only then reserved: memory that is first
+//! reserved gets small ones.
 
 use super::ServeError;
 use crate::addr::RegionId;
-use crate::mem::{RacyMemory, available_bytes};
+use crate::mem::RacyMemory;
+use crate::pages::available_bytes;
 use crate::region::RegionSpec;
 use crate::status::Pages;
 use crate::transport::host::gates::{GATES_BYTES, Gates, Holder};

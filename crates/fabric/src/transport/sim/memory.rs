@@ -17,7 +17,7 @@ impl Memory {
     pub(super) fn new(spec: &RegionSpec) -> Self {
         let bytes = vec![0; usize::try_from(spec.bytes).expect("a simulated region fits the address space")];
         if bytes.len() >= LARGE {
-            crate::mem::prefer_large_pages(bytes.as_ptr(), bytes.len());
+            crate::pages::prefer_large(bytes.as_ptr(), bytes.len());
         }
         Self { bytes }
     }
