@@ -53,7 +53,7 @@ pub(crate) struct Front {
     #[arg(long, value_name = "FILE")]
     password_file: Option<PathBuf>,
 
-    /// How many threads serve clients [default: half as many as there are cores, at most 8]
+    /// How many threads serve clients, when one does not keep up [default: as many as there are cores, at most 8]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
 
@@ -87,7 +87,7 @@ impl Front {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Options {
             metrics: self.metrics,
-            threads: self.threads.map_or((cores / 2).clamp(1, MOST_THREADS), usize::from),
+            threads: self.threads.map_or(cores.min(MOST_THREADS), usize::from),
             password,
             max_clients: self.max_clients,
             idle_seconds: self.idle_timeout,

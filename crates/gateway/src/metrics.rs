@@ -110,6 +110,11 @@ fn page(common: &Common) -> String {
     for (name, help, count) in [
         ("connections_total", "Clients that have connected.", ever),
         ("connections_refused_total", "Clients that were one too many.", refused),
+        (
+            "clients_handed_over_total",
+            "Clients that moved from a busy thread to another.",
+            totals.handed_over,
+        ),
         ("input_bytes_total", "Bytes that clients sent.", totals.bytes_in),
         ("output_bytes_total", "Bytes that clients were sent.", totals.bytes_out),
         ("hits_total", "Reads of keys that were there.", totals.hits),
@@ -140,6 +145,10 @@ fn page(common: &Common) -> String {
     ] {
         page.head(name, "gauge", help);
         page.line(name, &[], value);
+    }
+    page.head("thread_load_percent", "gauge", "How much of a processor each thread took a moment ago.");
+    for (number, thread) in common.threads.iter().enumerate() {
+        page.line("thread_load_percent", &[("thread", &number.to_string())], thread.load_percent.get());
     }
     page.head("memory_bytes", "gauge", "Far memory of each server, by what it is used for.");
     for server in servers {

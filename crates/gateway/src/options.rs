@@ -13,8 +13,10 @@ pub struct Options {
     pub metrics: Option<SocketAddr>,
     /// The name of the index, as INFO shows it.
     pub index: String,
-    /// How many threads serve clients.
+    /// How many threads serve clients, if there is so much to do.
     pub threads: usize,
+    /// When clients are spread over threads.
+    pub spread: Spread,
     /// What clients have to say before anything else.
     pub password: Option<Vec<u8>>,
     /// How many clients there may be at a time.
@@ -29,6 +31,25 @@ pub struct Options {
     pub max_reply_bytes: usize,
 }
 
+/// When a thread hands clients to another one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Spread {
+    /// It was at least so busy for two moments in a row, in percent of a processor.
+    pub busy_percent: u64,
+    /// And so much of the machine's processors was idle, in percent of one.
+    pub spare_percent: u64,
+    /// What a client has to cost each time that it is served, for another thread to be worth waking for it even if less is idle.
+    pub heavy_ns: u64,
+    /// So much less.
+    pub spare_percent_if_heavy: u64,
+}
+
+impl Default for Spread {
+    fn default() -> Self {
+        Self { busy_percent: 90, spare_percent: 100, heavy_ns: 18_000, spare_percent_if_heavy: 25 }
+    }
+}
+
 impl Options {
     /// The usual settings.
     pub fn new(listen: SocketAddr, index: &str) -> Self {
@@ -37,6 +58,7 @@ impl Options {
             metrics: None,
             index: index.to_owned(),
             threads: 1,
+            spread: Spread::default(),
             password: None,
             max_clients: 10_000,
             idle_seconds: 0,

@@ -27,6 +27,10 @@ impl Counter {
         self.0.store(self.0.load(Ordering::Relaxed) + more, Ordering::Relaxed);
     }
 
+    pub(crate) fn set(&self, to: u64) {
+        self.0.store(to, Ordering::Relaxed);
+    }
+
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -69,6 +73,10 @@ pub(crate) struct ThreadStats {
     pub(crate) expired: Counter,
     pub(crate) bytes_in: Counter,
     pub(crate) bytes_out: Counter,
+    /// Clients that it handed to other threads.
+    pub(crate) handed_over: Counter,
+    /// How much of a processor it took in the last moment.
+    pub(crate) load_percent: Counter,
     /// What its operations cost in far memory, as of a moment ago.
     far: Mutex<Far>,
 }
@@ -89,6 +97,8 @@ impl Default for ThreadStats {
             expired: Counter::default(),
             bytes_in: Counter::default(),
             bytes_out: Counter::default(),
+            handed_over: Counter::default(),
+            load_percent: Counter::default(),
             far: Mutex::default(),
         }
     }
@@ -145,6 +155,7 @@ pub(crate) struct Totals {
     pub(crate) expired: u64,
     pub(crate) bytes_in: u64,
     pub(crate) bytes_out: u64,
+    pub(crate) handed_over: u64,
     pub(crate) far: OpStats,
     pub(crate) paths: BTreeMap<&'static str, u64>,
 }
@@ -161,6 +172,7 @@ impl Totals {
             totals.expired += thread.expired.get();
             totals.bytes_in += thread.bytes_in.get();
             totals.bytes_out += thread.bytes_out.get();
+            totals.handed_over += thread.handed_over.get();
             let far = thread.far.lock().unwrap_or_else(PoisonError::into_inner);
             totals.far += far.costs;
             for (path, count) in &far.paths {

@@ -195,21 +195,24 @@ impl<S: Store> Walk<'_, S> {
             self.shard.endpoint.yield_now().await;
         }
         let limit = most.min(self.page).max(1);
-        let (mut last, mut bytes) = (Vec::new(), 0);
+        let (mut last, mut bytes, mut left) = (Vec::new(), 0, limit);
         let mut each = |key: &[u8], stored: &[u8]| {
             took(key, stored);
             bytes += key.len() + stored.len();
-            last.clear();
-            last.extend_from_slice(key);
+            left -= 1;
+            // If it is not reached, there is nothing behind.
+            if left == 0 {
+                last.extend_from_slice(key);
+            }
         };
         let count = {
             let (start, end) = (self.start.as_ref().map(Vec::as_slice), self.end.as_ref().map(Vec::as_slice));
             let handle = self.shard.handle()?;
             handle.scan_with(start, end, limit, self.reverse, &mut each).await?
         };
-        self.is_through = count < limit;
-        if count == 0 {
-            return Ok(false);
+        if count < limit {
+            self.is_through = true;
+            return Ok(count > 0);
         }
         let behind = Bound::Excluded(last);
         if self.reverse {

@@ -132,10 +132,14 @@ fn farwood<S: Store>(shard: &Shard<S>, totals: &Totals) -> Lines {
     let operations = totals.operations();
     let each = |count: u64| format!("{:.3}", count as f64 / operations.max(1) as f64);
     let far = &totals.far;
+    let loads: Vec<_> =
+        shard.common.threads.iter().map(|thread| thread.load_percent.get().to_string()).collect();
     let mut found = lines([
         ("index", shard.common.options.index.clone()),
         ("engine", shard.store.engine().to_owned()),
         ("threads", shard.common.threads.len().to_string()),
+        ("thread_load_percent", loads.join(",")),
+        ("clients_handed_over", totals.handed_over.to_string()),
         ("operations", operations.to_string()),
         ("round_trips_per_operation", each(far.round_trips)),
         ("reads_per_operation", each(far.reads)),

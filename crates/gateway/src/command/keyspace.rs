@@ -48,7 +48,7 @@ pub(super) async fn keys<S: Store>(shard: &Shard<S>, request: &Request) -> Answe
     let pattern = &request[1];
     let (start, end) = prefixed(&glob::literal_prefix(pattern));
     let mut walk = shard.walk(start, end, false);
-    let mut found = Items::default();
+    let mut found = Items::with_room(0);
     while let Some(page) = walk.next(usize::MAX).await? {
         for (key, value) in &page {
             if glob::matches(pattern, key) && is_live(value) {
@@ -103,7 +103,7 @@ pub(super) async fn scan<S: Store>(shard: &Shard<S>, request: &Request) -> Answe
         start = Bound::Excluded(behind.into());
     }
     let mut walk = shard.walk(start, end, false);
-    let mut found = Items::default();
+    let mut found = Items::with_room(0);
     let mut left = options.count;
     let mut next = 0;
     while left > 0 {

@@ -21,6 +21,10 @@ use crate::store::Store;
 use farwood_index::OrderedIndex;
 use std::ops::Bound;
 
+/// Room for so much is made beforehand; more is made as it is needed.
+const USUAL_ITEMS: usize = 128;
+const USUAL_ITEM_BYTES: usize = 32;
+
 /// One end of a range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum End {
@@ -105,8 +109,9 @@ fn is_behind(start: &Bound<Vec<u8>>, end: &Bound<Vec<u8>>) -> bool {
 
 /// RANGE, and RANGEKEYS without values.
 pub(super) async fn range<S: Store>(shard: &Shard<S>, request: &Request, with_values: bool) -> Answer {
-    let mut found = Items::default();
-    if let Some((mut walk, mut left)) = Wanted::parse(request, true)?.walk(shard) {
+    let wanted = Wanted::parse(request, true)?;
+    let mut found = Items::with_room(wanted.limit.min(USUAL_ITEMS) * USUAL_ITEM_BYTES);
+    if let Some((mut walk, mut left)) = wanted.walk(shard) {
         while left > 0 {
             let most = left;
             let took = |key: &[u8], stored: &[u8]| {

@@ -36,8 +36,8 @@ pub(crate) enum Reply {
     Map(Vec<(Reply, Reply)>),
     /// Bytes in an order that does not matter.
     Set(Vec<Reply>),
-    /// Arrays of bytes, written out already: all versions write those in the same way.
-    Written(Vec<u8>),
+    /// Arrays of bytes, written out already, from some place on: all versions write those in the same way.
+    Written(Vec<u8>, usize),
 }
 
 impl Reply {
@@ -104,7 +104,7 @@ impl Reply {
                     reply.write(out, protocol);
                 }
             }
-            Self::Written(bytes) => out.extend_from_slice(bytes),
+            Self::Written(bytes, from) => out.extend_from_slice(&bytes[*from..]),
         }
     }
 }
@@ -115,14 +115,25 @@ impl From<&str> for Reply {
     }
 }
 
+/// In front of an array whose length is not known yet there is so much room for it.
+const ROOM_BYTES: usize = 64;
+
 /// An array of bytes that grows while its length is not known yet.
-#[derive(Default, Debug)]
+#[derive(Debug)]
 pub(crate) struct Items {
+    /// Room, then what is in the array.
     body: Vec<u8>,
     count: usize,
 }
 
 impl Items {
+    /// An empty array, with room for about so many bytes.
+    pub(crate) fn with_room(bytes: usize) -> Self {
+        let mut body = Vec::with_capacity(ROOM_BYTES + bytes);
+        body.resize(ROOM_BYTES, 0);
+        Self { body, count: 0 }
+    }
+
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         write_bytes(&mut self.body, bytes);
         self.count += 1;
@@ -130,17 +141,15 @@ impl Items {
 
     /// How large it is by now.
     pub(crate) fn bytes(&self) -> usize {
-        self.body.len()
+        self.body.len() - ROOM_BYTES
     }
 
     /// The array, with something in front if it is a part of something larger.
-    pub(crate) fn finish(self, mut front: Vec<u8>) -> Reply {
+    pub(crate) fn finish(mut self, mut front: Vec<u8>) -> Reply {
         write_length(&mut front, b'*', self.count);
-        if front.capacity() - front.len() < self.body.len() {
-            front.reserve_exact(self.body.len());
-        }
-        front.extend_from_slice(&self.body);
-        Reply::Written(front)
+        let from = ROOM_BYTES.saturating_sub(front.len());
+        self.body.splice(from..ROOM_BYTES, front);
+        Reply::Written(self.body, from)
     }
 }
 
@@ -155,7 +164,26 @@ pub(crate) fn write_length(out: &mut Vec<u8>, kind: u8, length: usize) {
     write_head(out, kind, i64::try_from(length).unwrap_or(i64::MAX));
 }
 
+/// Bytes of up to this length are short; two digits say it.
+const SHORT: u8 = 57;
+
 pub(crate) fn write_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    // Most are short, and are written by the hundred: in one piece.
+    if let Ok(len @ ..=SHORT) = u8::try_from(bytes.len()) {
+        let mut line = [0; 5 + SHORT as usize + 2];
+        let head = if len < 10 {
+            line[..4].copy_from_slice(&[b'$', b'0' + len, b'\r', b'\n']);
+            4
+        } else {
+            line[..5].copy_from_slice(&[b'$', b'0' + len / 10, b'0' + len % 10, b'\r', b'\n']);
+            5
+        };
+        let end = head + bytes.len();
+        line[head..end].copy_from_slice(bytes);
+        line[end..end + 2].copy_from_slice(b"\r\n");
+        out.extend_from_slice(&line[..end + 2]);
+        return;
+    }
     out.reserve(bytes.len() + 24);
     write_length(out, b'$', bytes.len());
     out.extend_from_slice(bytes);
@@ -192,8 +220,25 @@ mod tests {
     }
 
     #[test]
+    fn bytes_of_any_length_say_it() {
+        for len in [0, 1, 9, 10, 11, 99, 100, 255, 256, 1000] {
+            let written = text(&Reply::bytes(vec![b'x'; len]), Protocol::Resp2);
+            assert_eq!(written, format!("${len}\r\n{}\r\n", "x".repeat(len)));
+        }
+    }
+
+    #[test]
+    fn a_long_front_finds_room() {
+        let mut items = Items::with_room(0);
+        items.push(b"a");
+        let front = "x".repeat(2 * ROOM_BYTES);
+        let whole = format!("{front}*1\r\n$1\r\na\r\n");
+        assert_eq!(text(&items.finish(front.into_bytes()), Protocol::Resp2), whole);
+    }
+
+    #[test]
     fn items_are_an_array() {
-        let mut items = Items::default();
+        let mut items = Items::with_room(0);
         items.push(b"a");
         items.push(b"");
         assert_eq!((items.count, items.bytes()), (2, 13));

@@ -2,14 +2,15 @@
 
 use super::Shard;
 use super::sockets::Socket;
-use crate::clients::Client;
+use crate::command::connection::Talk;
+use crate::resp::Parser;
 use crate::store::Store;
 use farwood_fabric::clock::MILLISECOND;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write};
 use std::net::{TcpListener, TcpStream};
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::task::{Poll, Waker};
 
 /// How long accepting rests when the system has no more descriptors.
@@ -17,22 +18,31 @@ const REST_NS: u64 = 100 * MILLISECOND;
 /// So many clients are taken in before those that are there get a turn.
 const BURST: usize = 64;
 
+/// A client on its way to a thread: a new one, or one that another thread hands over.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    pub(super) talk: Talk,
+    /// What it has sent of its next request, and what is understood of that.
+    pub(super) input: Vec<u8>,
+    pub(super) parser: Parser,
+}
+
 /// Clients on their way to a thread.
 #[derive(Default, Debug)]
 pub(crate) struct Inbox {
-    state: Mutex<(VecDeque<Arc<Client>>, Option<Waker>)>,
+    state: Mutex<(VecDeque<Guest>, Option<Waker>)>,
 }
 
 impl Inbox {
-    fn push(&self, client: Arc<Client>) {
+    pub(super) fn push(&self, guest: Guest) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.0.push_back(client);
+        state.0.push_back(guest);
         if let Some(waker) = state.1.take() {
             waker.wake();
         }
     }
 
-    pub(super) async fn next(&self) -> Arc<Client> {
+    pub(super) async fn next(&self) -> Guest {
         std::future::poll_fn(|context| {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(next) = state.0.pop_front() {
@@ -45,13 +55,8 @@ impl Inbox {
     }
 }
 
-/// Accepts clients and hands them to all threads in turn, for ever.
-pub(super) async fn accept<S: Store>(
-    shard: Rc<Shard<S>>,
-    listener: Socket<TcpListener>,
-    inboxes: Arc<[Inbox]>,
-) {
-    let mut turn = 0;
+/// Accepts clients, for ever. They begin on this thread.
+pub(super) async fn accept<S: Store>(shard: Rc<Shard<S>>, listener: Socket<TcpListener>) {
     loop {
         listener.readable().await;
         for _ in 0..BURST {
@@ -61,12 +66,15 @@ pub(super) async fn accept<S: Store>(
                     let most = shard.common.options.max_clients;
                     match shard.common.clients.enter(most, stream, peer, local, shard.common.seconds()) {
                         Ok(client) => match prepare(&client.stream) {
-                            Ok(()) => inboxes[turn % inboxes.len()].push(client),
+                            Ok(()) => {
+                                let talk = Talk::new(client, &shard.common);
+                                let (input, parser) = (Vec::new(), Parser::default());
+                                shard.inboxes[shard.number].push(Guest { talk, input, parser });
+                            }
                             Err(_) => shard.common.clients.leave(&client),
                         },
                         Err(stream) => turn_away(&stream),
                     }
-                    turn = turn.wrapping_add(1);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     listener.not_readable();

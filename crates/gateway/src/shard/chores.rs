@@ -1,4 +1,4 @@
-//! What a thread does every now and then: publishing its counts, disconnecting clients that are silent; and the first thread for all:
+//! What a thread does every now and then: publishing its counts, handing clients to other threads, disconnecting clients that are silent; and the first thread for all:
 //! removing keys that have expired, counting keys, asking servers for their memory.
 //!
 //! **The sweep** goes through all keys again and again, a page at a time, with a rest in between: pages are as long as it takes to be
@@ -35,7 +35,9 @@ pub(super) async fn every_moment<S: Store>(shard: Rc<Shard<S>>) {
     loop {
         shard.endpoint.sleep(MOMENT_NS).await;
         shard.publish_costs();
-        let now = shard.common.seconds();
+        let common = &shard.common;
+        shard.balance.end_moment(common.now(), shard.number, &common.threads, common.options.spread);
+        let now = common.seconds();
         if shard.seconds.replace(now) != now && shard.is_first() {
             disconnect_silent(&shard, now);
         }
@@ -107,7 +109,7 @@ pub(super) async fn watch_memory<S: Store>(shard: Rc<Shard<S>>) {
 
 impl<S: Store> Shard<S> {
     fn is_first(&self) -> bool {
-        std::sync::Arc::ptr_eq(&self.stats, &self.common.threads[0])
+        self.number == 0
     }
 
     /// Asks all servers what their memory is used for.

@@ -9,6 +9,7 @@
 //! [`WRITE_BYTES`], and one reply more. A client that waits for nothing costs no buffers at all.
 
 use super::Shard;
+use super::accept::Guest;
 use super::sockets::Socket;
 use crate::clients::Client;
 use crate::command::connection::{Talk, execute as execute_here};
@@ -40,6 +41,13 @@ const WIDTH: usize = 32;
 /// How commands are carried out.
 pub(super) type Execute<S, F> = fn(Rc<Shard<S>>, &'static Spec, Request) -> F;
 
+/// Why a client is served here no more.
+enum Parting {
+    End,
+    /// It goes to this thread.
+    Move(usize),
+}
+
 /// What is remembered of a command under way.
 struct Tag {
     /// Its key's hash; none, if it is about several keys, or all.
@@ -56,6 +64,8 @@ pub(super) struct Connection<S: Store, F: Future<Output = Reply>> {
     /// What has come; kept only while something of it is still to be used.
     input: Option<Rc<Vec<u8>>>,
     output: Vec<u8>,
+    /// The moment in which it last said something.
+    active_in: u32,
     under_way: Together<F, Tag>,
     execute: Execute<S, F>,
 }
@@ -64,37 +74,54 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
     pub(super) fn new(
         shard: Rc<Shard<S>>,
         socket: Socket<Arc<Client>>,
-        talk: Talk,
+        guest: Guest,
         boxes: Boxes<F>,
         execute: Execute<S, F>,
     ) -> Self {
+        let Guest { talk, input, parser } = guest;
         Self {
             shard,
             socket,
             talk,
-            parser: Parser::default(),
-            input: None,
+            parser,
+            input: (!input.is_empty()).then(|| Rc::new(input)),
             output: Vec::new(),
+            active_in: 0,
             under_way: Together::new(boxes),
             execute,
         }
     }
 
-    /// Serves the client until it leaves, or has to.
+    /// Serves the client until it leaves, or has to, or moves to another thread.
     pub(super) async fn serve(mut self) {
-        // What goes wrong with a socket means that the client is gone.
-        let _ = self.converse().await;
-        self.shard.common.clients.leave(&self.talk.client);
+        match self.converse().await {
+            Ok(Parting::Move(home)) => self.move_to(home),
+            // What goes wrong with a socket means that the client is gone.
+            Ok(Parting::End) | Err(_) => self.shard.common.clients.leave(&self.talk.client),
+        }
     }
 
-    async fn converse(&mut self) -> io::Result<()> {
+    /// Hands the client to another thread.
+    fn move_to(self, home: usize) {
+        let Self { shard, socket, talk, input, parser, .. } = self;
+        // It is watched by one thread at a time.
+        drop(socket);
+        shard.stats.handed_over.add(1);
+        shard.inboxes[home].push(Guest {
+            talk,
+            input: input.map_or_else(Vec::new, Rc::unwrap_or_clone),
+            parser,
+        });
+    }
+
+    async fn converse(&mut self) -> io::Result<Parting> {
         loop {
             self.socket.readable().await;
             if self.shard.stop.is_set() {
-                return Ok(());
+                return Ok(Parting::End);
             }
             match self.read() {
-                Ok(0) => return Ok(()),
+                Ok(0) => return Ok(Parting::End),
                 Ok(bytes) => self.shard.stats.bytes_in.add(bytes as u64),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.socket.not_readable();
@@ -104,10 +131,14 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
                 Err(error) => return Err(error),
             }
             self.talk.client.active.store(self.shard.seconds.get(), Ordering::Relaxed);
+            self.shard.balance.is_active(&mut self.active_in);
             self.run_requests().await?;
             self.write().await?;
             if self.talk.is_over {
-                return Ok(());
+                return Ok(Parting::End);
+            }
+            if let Some(home) = self.shard.balance.next_home() {
+                return Ok(Parting::Move(home));
             }
             if self.socket.is_readable() {
                 // Others first.

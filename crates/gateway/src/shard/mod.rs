@@ -1,29 +1,31 @@
 //! A thread of the gateway: its clients, its endpoint, and what its commands need.
 //!
 //! Everything a client asks for is carried out by the thread that its connection belongs to; there is no hop. The first thread
-//! also accepts connections, which it hands to all threads in turn.
+//! also accepts connections; they stay there until it is busy (`balance`).
 //!
 //! | file | what it is |
 //! |---|---|
 //! | `sockets` | the thread's sockets, behind one epoll descriptor |
 //! | `connection` | one client |
 //! | `accept` | taking in new clients |
+//! | `balance` | spreading clients over threads |
 //! | `chores` | what is done every now and then: clients that are silent, keys that have expired, counting |
 
 pub(crate) mod accept;
+mod balance;
 mod chores;
 mod connection;
 mod sockets;
 
 pub(crate) use accept::Inbox;
 
-use crate::command::connection::Talk;
 use crate::command::{Finder, Refused, execute};
 use crate::common::{Common, Stop};
 use crate::resp::Reply;
 use crate::stats::{Far, ThreadStats};
 use crate::store::Store;
 use crate::together::Boxes;
+use balance::Balance;
 use connection::{CHUNK_BYTES, Connection, Execute};
 use farwood_fabric::{Endpoint, Executor, marks};
 use farwood_index::{IndexError, Pool};
@@ -48,6 +50,10 @@ pub(crate) struct Shard<S: Store> {
     pub(crate) common: Arc<Common>,
     pub(crate) stats: Arc<ThreadStats>,
     pub(crate) stop: Arc<Stop>,
+    /// Which thread it is.
+    number: usize,
+    inboxes: Arc<[Inbox]>,
+    balance: Balance,
     finder: Finder,
     handles: RefCell<Vec<S::Handle>>,
     chunks: RefCell<Vec<Rc<Vec<u8>>>>,
@@ -88,6 +94,9 @@ pub(crate) async fn serve<S: Store>(start: Start<S>, endpoint: &Endpoint) -> Res
         seconds: Cell::new(common.seconds()),
         common,
         stop: Arc::clone(&stop),
+        number,
+        inboxes,
+        balance: Balance::default(),
         finder: Finder::new(),
         handles: RefCell::default(),
         chunks: RefCell::default(),
@@ -97,9 +106,9 @@ pub(crate) async fn serve<S: Store>(start: Start<S>, endpoint: &Endpoint) -> Res
     let is_first = listener.is_some();
     if let Some(listener) = listener {
         let listener = sockets.watch(listener).map_err(system)?;
-        endpoint.spawn(accept::accept(Rc::clone(&shard), listener, Arc::clone(&inboxes)));
+        endpoint.spawn(accept::accept(Rc::clone(&shard), listener));
     }
-    endpoint.spawn(welcome(Rc::clone(&shard), sockets, number, inboxes, execute::<S>));
+    endpoint.spawn(welcome(Rc::clone(&shard), sockets, execute::<S>));
     endpoint.spawn(chores::every_moment(Rc::clone(&shard)));
     if is_first {
         endpoint.spawn(chores::sweep(Rc::clone(&shard)));
@@ -114,22 +123,19 @@ pub(crate) async fn serve<S: Store>(start: Start<S>, endpoint: &Endpoint) -> Res
 async fn welcome<S: Store, F: Future<Output = Reply> + 'static>(
     shard: Rc<Shard<S>>,
     sockets: Rc<Sockets>,
-    number: usize,
-    inboxes: Arc<[Inbox]>,
     execute: Execute<S, F>,
 ) {
     let boxes = Boxes::new(shard.endpoint.company());
     loop {
-        let client = inboxes[number].next().await;
-        match sockets.watch(Arc::clone(&client)) {
+        let guest = shard.inboxes[shard.number].next().await;
+        match sockets.watch(Arc::clone(&guest.talk.client)) {
             Ok(socket) => {
-                let talk = Talk::new(client, &shard.common);
-                let connection = Connection::new(Rc::clone(&shard), socket, talk, boxes.clone(), execute);
+                let connection = Connection::new(Rc::clone(&shard), socket, guest, boxes.clone(), execute);
                 shard.endpoint.spawn(connection.serve());
             }
             Err(error) => {
                 tracing::warn!("a client was turned away: {error}");
-                shard.common.clients.leave(&client);
+                shard.common.clients.leave(&guest.talk.client);
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use farwood_fabric::clock::RealClock;
 use farwood_fabric::{Cluster, Endpoint};
+use farwood_gateway::options::Spread;
 use farwood_gateway::{Backing, Gateway, Options, Store};
 use farwood_index::{IndexError, KeyValue, OrderedIndex, Pool};
 use std::collections::BTreeMap;
@@ -162,8 +163,10 @@ pub(crate) fn pool() -> Cluster {
     farwood_memory::embedded(1, 64 << 20).expect("a pool")
 }
 
+/// Two threads, and clients move whenever the other one has less to do.
 pub(crate) fn options() -> Options {
-    Options { threads: 2, ..Options::new("127.0.0.1:0".parse().expect("an address"), "test") }
+    let spread = Spread { busy_percent: 0, spare_percent: 0, heavy_ns: 0, spare_percent_if_heavy: 0 };
+    Options { threads: 2, spread, ..Options::new("127.0.0.1:0".parse().expect("an address"), "test") }
 }
 
 pub(crate) fn gateway(map: &Map) -> Gateway {

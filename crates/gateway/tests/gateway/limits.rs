@@ -177,6 +177,45 @@ fn bytes_may_come_one_at_a_time() {
 }
 
 #[test]
+fn clients_move_between_threads_and_notice_nothing() {
+    let map = Map::default();
+    let gateway = gateway(&map);
+    let mut clients: Vec<_> = (0..8).map(|_| Client::to(gateway.address())).collect();
+    for (n, client) in clients.iter_mut().enumerate() {
+        assert!(matches!(client.say("HELLO 3"), Value::Map(_)));
+        assert_eq!(client.say(&format!("CLIENT SETNAME number-{n}")), Value::Word("OK".into()));
+    }
+    let mut count = 0;
+    wait_for("clients to move", || {
+        count += 1;
+        let mut rests = Vec::new();
+        for (n, client) in clients.iter_mut().enumerate() {
+            // One request and the beginning of the next, which moves along.
+            let mut requests = encode(&["INCR", &format!("counter-{n}")]);
+            let whole = requests.len();
+            requests.extend(encode(&["SET", &format!("key-{n}"), &count.to_string()]));
+            let rest = requests.split_off(whole + (count * 7 + n) % (requests.len() - whole));
+            client.send(&requests);
+            assert_eq!(client.read(), Value::Number(i64::try_from(count).expect("few")));
+            rests.push(rest);
+        }
+        for (client, rest) in clients.iter_mut().zip(&rests) {
+            client.send(rest);
+            assert_eq!(client.read(), Value::Word("OK".into()));
+        }
+        let info = clients[0].say("INFO farwood").text();
+        let moved = info.lines().find_map(|line| line.strip_prefix("clients_handed_over:"));
+        moved.and_then(|moved| moved.parse::<u32>().ok()).is_some_and(|moved| moved >= 3)
+    });
+    for (n, client) in clients.iter_mut().enumerate() {
+        assert_eq!(client.say("CLIENT GETNAME"), bytes(format!("number-{n}")));
+        assert_eq!(client.say(&format!("GET key-{n}")), bytes(count.to_string()));
+        assert_eq!(client.say("GET nothing"), Value::Nil);
+    }
+    assert_eq!(clients[0].say("CLIENT LIST").text().lines().count(), clients.len(), "nobody is there twice");
+}
+
+#[test]
 fn a_long_value_comes_through_whole() {
     let map = Map::default();
     let gateway = gateway(&map);

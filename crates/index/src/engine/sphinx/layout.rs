@@ -187,7 +187,7 @@ impl Step {
 }
 
 /// The word in a slot.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct Slot(pub(super) u64);
 
 impl Slot {

@@ -68,6 +68,7 @@ use farwood_fabric::{Endpoint, GlobalAddr, Op, ServerId, SessionId};
 use filter::Filter;
 use layout::{Head, LeafClass, MAX_KEY_BYTES, MAX_VALUE_BYTES, NodeKind, NodeRef};
 use node::prefix;
+use std::cell::RefCell;
 use std::ops::{Bound, RangeInclusive};
 use std::sync::Arc;
 use table::Table;
@@ -170,6 +171,8 @@ pub struct Tree {
     endpoint: Endpoint,
     /// The task, as its lock words say.
     number: u16,
+    /// Room for its scans.
+    room: RefCell<scan::Room>,
 }
 
 impl Shared {
@@ -274,7 +277,7 @@ impl Engine for Sphinx {
     }
 
     fn open(&self, attached: &Attached, endpoint: &Endpoint, handle: u16) -> Result<Tree, IndexError> {
-        Ok(Tree { shared: Arc::clone(&attached.shared), endpoint: endpoint.clone(), number: handle })
+        Ok(Tree::new(&attached.shared, endpoint, handle))
     }
 
     fn has_bulk_load(&self) -> bool {
@@ -329,6 +332,10 @@ fn max_leaf_bytes(chunk_bytes: u64) -> usize {
 }
 
 impl Tree {
+    fn new(shared: &Arc<Shared>, endpoint: &Endpoint, number: u16) -> Self {
+        Self { shared: Arc::clone(shared), endpoint: endpoint.clone(), number, room: RefCell::default() }
+    }
+
     fn check_key(key: &[u8]) -> Result<(), IndexError> {
         if key.len() <= MAX_KEY_BYTES {
             return Ok(());

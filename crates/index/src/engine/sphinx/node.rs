@@ -153,11 +153,20 @@ impl<B: Image> Node<B> {
         children
     }
 
-    /// The same, in the place of what `children` held.
-    pub(super) fn children_into(&self, children: &mut Vec<(Step, Slot)>) {
-        children.clear();
-        self.add_children(|child| children.push(child));
-        children.sort_unstable_by_key(|(step, _)| *step);
+    /// Its slots, in the order of their bytes, in the place of what `slots` held; and its end slot, which may be empty.
+    pub(super) fn slots_into(&self, slots: &mut Vec<Slot>) -> Slot {
+        slots.clear();
+        let (mut last, mut are_sorted) = (0, true);
+        for slot in self.slots_at().map(|at| self.slot(at)).filter(|slot| !slot.is_empty()) {
+            // They are, if keys came in their order.
+            are_sorted &= last <= slot.byte();
+            last = slot.byte();
+            slots.push(slot);
+        }
+        if !are_sorted {
+            slots.sort_unstable_by_key(|slot| slot.byte());
+        }
+        self.slot(NODE_END_AT)
     }
 
     #[inline]

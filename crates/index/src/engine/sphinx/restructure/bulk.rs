@@ -23,7 +23,6 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// How many objects are written at a time to one server.
 const WRITES_PER_BATCH: usize = 16;
@@ -250,8 +249,7 @@ impl Tree {
         let left = Rc::new(RefCell::new(nodes));
         let announce = |_| {
             let (left, endpoint) = (Rc::clone(&left), self.endpoint.clone());
-            let tree =
-                Tree { shared: Arc::clone(&self.shared), endpoint: endpoint.clone(), number: self.number };
+            let tree = Tree::new(&self.shared, &endpoint, self.number);
             self.endpoint.spawn(async move {
                 loop {
                     let Some((hash, node)) = left.borrow_mut().pop() else { return Ok(()) };
