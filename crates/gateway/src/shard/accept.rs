@@ -8,7 +8,7 @@ use crate::store::Store;
 use farwood_fabric::clock::MILLISECOND;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::rc::Rc;
 use std::sync::{Mutex, PoisonError};
 use std::task::{Poll, Waker};
@@ -65,7 +65,7 @@ pub(super) async fn accept<S: Store>(shard: Rc<Shard<S>>, listener: Socket<TcpLi
                     let local = stream.local_addr().unwrap_or(shard.common.options.listen);
                     let most = shard.common.options.max_clients;
                     match shard.common.clients.enter(most, stream, peer, local, shard.common.seconds()) {
-                        Ok(client) => match prepare(&client.stream) {
+                        Ok(client) => match prepare(&client.stream, peer) {
                             Ok(()) => {
                                 let talk = Talk::new(client, &shard.common);
                                 let (input, parser) = (Vec::new(), Parser::default());
@@ -96,8 +96,13 @@ pub(super) async fn accept<S: Store>(shard: Rc<Shard<S>>, listener: Socket<TcpLi
     }
 }
 
-fn prepare(stream: &TcpStream) -> io::Result<()> {
+fn prepare(stream: &TcpStream, peer: SocketAddr) -> io::Result<()> {
     stream.set_nonblocking(true)?;
+    if peer.ip().is_loopback() {
+        // There is no network whose rate would have to be found out: pacing, which some systems do, would only cost timers. If it is refused,
+        // it stays as it is.
+        let _ = rustix::net::sockopt::set_tcp_congestion(stream, "reno");
+    }
     stream.set_nodelay(true)
 }
 
