@@ -79,3 +79,32 @@ pub fn available_bytes() -> u64 {
         group("memory.max").map_or(u64::MAX, |max| max.saturating_sub(group("memory.current").unwrap_or(0)));
     machine.min(limit)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::mem::RacyMemory;
+    use rustix::fs::MemfdFlags;
+    use std::fs::File;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn populating_brings_every_page_and_keeps_what_is_there() {
+        const BYTES: usize = 9 << 20;
+        let file = File::from(rustix::fs::memfd_create("pages", MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(BYTES as u64).unwrap();
+        let memory = RacyMemory::map(&file, 0, BYTES, true).unwrap();
+        let places: Vec<usize> = (0..BYTES).step_by(700_008).collect();
+        for at in &places {
+            memory.write(*at, &at.to_le_bytes());
+        }
+        memory.populate().unwrap();
+        assert!(file.metadata().unwrap().blocks() * 512 >= BYTES as u64, "some pages are missing");
+        let other = RacyMemory::map(&file, 0, BYTES, false).unwrap();
+        for at in places {
+            let (mut here, mut there) = ([0; 8], [0; 8]);
+            memory.read(at, &mut here);
+            other.read(at, &mut there);
+            assert_eq!((here, there), (at.to_le_bytes(), at.to_le_bytes()));
+        }
+    }
+}

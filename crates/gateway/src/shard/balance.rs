@@ -96,8 +96,8 @@ fn share(load: u64, of_other: u64, active: usize) -> usize {
     if active < 2 || of_other >= load * 3 / 4 {
         return 0;
     }
-    let excess = (load - of_other) as f64 / 2.0 / load as f64;
-    ((active as f64 * excess) as usize).max(1)
+    let excess = active as u64 * (load - of_other) / (2 * load);
+    usize::try_from(excess).unwrap_or(active).max(1)
 }
 
 /// How much of the processor this thread has taken.
@@ -162,9 +162,12 @@ mod tests {
             work();
             balance.end_moment(now, 0, &threads, spread);
             let home = balance.next_home();
-            seen.iter_mut().for_each(|last| balance.is_active(last));
-            // Twice in a moment counts once.
-            seen.iter_mut().for_each(|last| balance.is_active(last));
+            for last in &mut seen {
+                balance.is_active(last);
+                // Twice in a moment counts once.
+                balance.is_active(last);
+            }
+            assert_eq!(balance.active.get(), seen.len());
             home
         };
         assert_eq!(moment(1_000_000), None);
@@ -183,7 +186,9 @@ mod tests {
             let mut seen = [0; 10];
             for now in 1..10 {
                 for _ in 0..turns {
-                    seen.iter_mut().for_each(|last| balance.is_active(last));
+                    for last in &mut seen {
+                        balance.is_active(last);
+                    }
                 }
                 work();
                 balance.end_moment(now * 10_000_000, 0, &threads, spread);

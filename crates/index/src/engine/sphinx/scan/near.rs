@@ -62,6 +62,23 @@ impl Room {
         (node.head.depth, node.hash())
     }
 
+    /// Puts a node's slots in its place, unless that takes a wait: whether it did.
+    fn open(&mut self, op: &Op, scan: &Scan<'_>, node: NodeRef, on_edge: OnEdge) -> Result<bool, IndexError> {
+        // What follows will be opened next.
+        if let Some((Target::Node(next), _)) = self.ahead.last() {
+            op.expect(next.addr, next.kind.bytes());
+        }
+        let seen = op.look(node.addr, node.kind.bytes(), |words| {
+            Node::accept(node.kind, InPlace(words)).map(|image| self.take_slots(&image))
+        });
+        let Some(seen) = seen else { return Ok(false) };
+        let (depth, hash) = seen?.ok_or_else(|| no_node(node))?;
+        if scan.edges.are_unclear(depth, hash, on_edge) {
+            return Ok(false);
+        }
+        self.put_slots(scan, (node, depth), on_edge).map(|()| true)
+    }
+
     /// Puts the slots that were taken in front of all that is ahead, where keys of the range may be below.
     fn put_slots(
         &mut self,
@@ -125,7 +142,7 @@ impl Tree {
                     }
                 }
                 Halt::Node(node, on_edge) => {
-                    Box::pin(self.wait_for_node(op, scan, &mut room, node, on_edge)).await?
+                    Box::pin(self.wait_for_node(op, scan, &mut room, node, on_edge)).await?;
                 }
             }
             self.endpoint.breathe().await;
@@ -151,7 +168,7 @@ impl Tree {
                         room.coming.push_back((leaf, on_edge));
                     }
                     Target::Node(node) => {
-                        if !self.open_near(op, scan, room, node, on_edge)? {
+                        if !room.open(op, scan, node, on_edge)? {
                             return Ok(Halt::Node(node, on_edge));
                         }
                     }
@@ -174,31 +191,7 @@ impl Tree {
         Ok(Halt::Turn)
     }
 
-    /// Puts a node's slots in its place, unless that takes a wait: whether it did.
-    fn open_near(
-        &self,
-        op: &Op,
-        scan: &Scan<'_>,
-        room: &mut Room,
-        node: NodeRef,
-        on_edge: OnEdge,
-    ) -> Result<bool, IndexError> {
-        // What follows will be opened next.
-        if let Some((Target::Node(next), _)) = room.ahead.last() {
-            op.expect(next.addr, next.kind.bytes());
-        }
-        let seen = op.look(node.addr, node.kind.bytes(), |words| {
-            Node::accept(node.kind, InPlace(words)).map(|image| room.take_slots(&image))
-        });
-        let Some(seen) = seen else { return Ok(false) };
-        let (depth, hash) = seen?.ok_or_else(|| no_node(node))?;
-        if scan.edges.are_unclear(depth, hash, on_edge) {
-            return Ok(false);
-        }
-        room.put_slots(scan, (node, depth), on_edge).map(|()| true)
-    }
-
-    /// The same, with waiting.
+    /// Puts a node's slots in its place, with waiting.
     async fn wait_for_node(
         &self,
         op: &Op,
