@@ -46,7 +46,7 @@ pub struct Spread {
 
 impl Default for Spread {
     fn default() -> Self {
-        Self { busy_percent: 90, spare_percent: 100, heavy_ns: 18_000, spare_percent_if_heavy: 25 }
+        Self { busy_percent: 90, spare_percent: 60, heavy_ns: 18_000, spare_percent_if_heavy: 25 }
     }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! A client begins on the first thread. As long as one thread keeps up, it serves everybody better than two would: what came meanwhile is
 //! served in one go, and nobody has to be woken. A thread that was busy for two moments in a row hands some of the clients that keep it
-//! busy to the thread with the least to do, provided that the machine has a processor to spare. Clients on the same machine need processors
+//! busy to the thread with the least to do, provided that most of a processor is idle. Clients on the same machine need processors
 //! too: a second thread that takes theirs, and has to be woken for every short request, makes everything slower (a sixth, with SETs one at
-//! a time on two cores). For clients that cost much each time, with pipelines or ranges, a part of a processor is worth it.
+//! a time on two cores). For clients that cost much each time, with pipelines or ranges, a quarter of a processor is worth it.
 //!
 //! A client moves between two requests, with what it has sent of the next one ([`super::accept::Guest`]); it notices nothing.
 
