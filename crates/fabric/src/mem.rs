@@ -83,6 +83,7 @@ pub enum Side {
 /// Where blocks begin: a page, so that lines and pages of two blocks never mix.
 const ALIGN: usize = 4096;
 const LINE: usize = 64;
+
 impl RacyMemory {
     /// Zeroed memory of at least `bytes` bytes, rounded up to whole lines; `None` if there is not enough.
     pub fn zeroed(bytes: usize) -> Option<Self> {

@@ -13,7 +13,8 @@
 //! | `stats`, `metrics`, `clients`, `cursors`, `common` | what is counted and shown; what threads share |
 //!
 //! Threads own an endpoint and carry out commands inline (the executor's `Source` brings sockets and far memory together), so a
-//! command costs no hop between threads; clients move to another thread when theirs is busy. Every command on one key is one step for all clients of all gateways, by compare-and-swap.
+//! command costs no hop between threads; clients move to another thread when theirs is busy. Every command on one key is one step
+//! for all clients of all gateways, by compare-and-swap.
 
 #![forbid(unsafe_code)]
 

@@ -38,9 +38,9 @@ pub struct Spread {
     pub busy_percent: u64,
     /// And so much of the machine's processors was idle, in percent of one.
     pub spare_percent: u64,
-    /// What a client has to cost each time that it is served, for another thread to be worth waking for it even if less is idle.
+    /// What a client has to cost each time that it is served, for another thread to be worth waking even if less is idle.
     pub heavy_ns: u64,
-    /// So much less.
+    /// So much is enough then, in percent of one.
     pub spare_percent_if_heavy: u64,
 }
 

@@ -1,5 +1,5 @@
-//! What a thread does every now and then: publishing its counts, handing clients to other threads, disconnecting clients that are silent; and the first thread for all:
-//! removing keys that have expired, counting keys, asking servers for their memory.
+//! What a thread does every now and then: publishing its counts, handing clients to other threads; and the first thread for all:
+//! disconnecting clients that are silent, removing keys that have expired, counting keys, asking servers for their memory.
 //!
 //! **The sweep** goes through all keys again and again, a page at a time, with a rest in between: pages are as long as it takes to be
 //! through in [`PASS_TICKS`], but no longer than [`LONGEST_PAGE`]. So it costs little, and a key that has expired and that nobody

@@ -134,6 +134,16 @@ impl Scan<'_> {
         self.found += 1;
     }
 
+    /// Takes the pair of a leaf, if it counts. Whether the range goes on behind it.
+    fn weigh<B: Deref<Target = [u8]>>(&mut self, leaf: &Leaf<B>, on_edge: OnEdge) -> bool {
+        match self.judge(leaf, on_edge) {
+            Verdict::Counts => self.take(leaf),
+            Verdict::DoesNot => {}
+            Verdict::Behind => return false,
+        }
+        true
+    }
+
     /// How many pairs are still wanted.
     fn wanted(&self) -> usize {
         self.limit.saturating_sub(self.found)

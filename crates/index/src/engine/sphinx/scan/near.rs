@@ -5,7 +5,7 @@
 //! and nodes are opened when their leaves are due for that: so a leaf has been fetched by the time that it is looked at, though nobody knew
 //! of it before its node was opened.
 
-use super::{OnEdge, Scan, Side, Verdict};
+use super::{OnEdge, Scan, Side};
 use crate::api::IndexError;
 use crate::engine::sphinx::Tree;
 use crate::engine::sphinx::layout::{LeafRef, NodeRef, Slot, Step, Target};
@@ -18,8 +18,7 @@ use std::collections::VecDeque;
 const MAX_COMING: usize = 12;
 /// How many leaves are looked at before other tasks may get a turn.
 const LEAVES_PER_TURN: usize = 32;
-
-/// Room for a leaf that is longer than this is given back.
+/// More room than this, for long values or deep trees, is given back.
 const MAX_KEPT_BYTES: usize = 16 << 10;
 
 /// Slots, each with what is known of the keys below.
@@ -51,6 +50,11 @@ enum Halt {
 }
 
 impl Room {
+    /// How much memory it takes, but for what is always small.
+    fn bytes(&self) -> usize {
+        self.leaf.capacity() + size_of::<(Target, OnEdge)>() * self.ahead.capacity()
+    }
+
     fn clear(&mut self) {
         self.ahead.clear();
         self.coming.clear();
@@ -135,10 +139,8 @@ impl Tree {
                 Halt::Turn => {}
                 Halt::Torn(leaf, on_edge) => {
                     let leaf = Box::pin(self.read_leaf(op, leaf)).await?;
-                    match scan.judge(&leaf, on_edge) {
-                        Verdict::Counts => scan.take(&leaf),
-                        Verdict::DoesNot => {}
-                        Verdict::Behind => room.clear(),
+                    if !scan.weigh(&leaf, on_edge) {
+                        room.clear();
                     }
                 }
                 Halt::Node(node, on_edge) => {
@@ -147,7 +149,7 @@ impl Tree {
             }
             self.endpoint.breathe().await;
         }
-        if room.leaf.capacity() <= MAX_KEPT_BYTES {
+        if room.bytes() <= MAX_KEPT_BYTES {
             self.room.replace(room);
         }
         Ok(())
@@ -182,10 +184,8 @@ impl Tree {
                 None => None,
             };
             let Some(leaf) = whole else { return Ok(Halt::Torn(at, on_edge)) };
-            match scan.judge(&leaf, on_edge) {
-                Verdict::Counts => scan.take(&leaf),
-                Verdict::DoesNot => {}
-                Verdict::Behind => room.clear(),
+            if !scan.weigh(&leaf, on_edge) {
+                room.clear();
             }
         }
         Ok(Halt::Turn)
