@@ -9,7 +9,7 @@
 //! from 1 and keeps the count. Every step that reaches a session by its number from outside says which term it means, as
 //! told by `BeginFence` or `BeginAdopt`, so a step that comes late cannot hit the next holder of the number.
 
-use crate::addr::{GlobalAddr, ServerId, SessionId};
+use crate::addr::{GlobalAddr, RegionId, ServerId, SessionId};
 use crate::clock::Nanos;
 use crate::region::Identity;
 use crate::wire::{wire_enum, wire_struct};
@@ -40,6 +40,9 @@ wire_enum! {
         OpenSession = 2 {
             /// It will only read.
             read_only: bool,
+            /// It comes to recover others and holds nothing of its own: it may have one of the numbers that are kept back for
+            /// that.
+            reaper: bool,
         },
         /// (Other servers) Admit a session that the coordinator opened. It takes the place of an earlier holder of its
         /// number; one whose term has ended here, or is followed by a newer one, is refused. -> `Session`
@@ -51,14 +54,16 @@ wire_enum! {
         },
         /// The caller ends its session; its chunks become nobody's. -> `Done`
         CloseSession = 4 {},
-        /// (Coordinator) Renews the lease, publishes the oldest epoch in flight and the last flush done. -> `Epochs`
+        /// (Coordinator) Renews the lease, publishes the oldest epoch in flight and the last flush done. -> `Alive`
         Heartbeat = 5 {
             /// No operation in flight began before this epoch.
             oldest_pin: u64,
             /// Hints were dropped, and the operations that used them ended, up to this generation.
             flushed: u64,
+            /// The caller does chores: the reply may have one.
+            does_chores: bool,
         },
-        /// (Coordinator) Asks every session to drop its hints. -> `Epochs`
+        /// (Coordinator) Asks every session to drop its hints. -> `Alive`
         RequestFlush = 6 {},
         /// (Coordinator) First step of fencing: refused while the lease is alive, unless forced. -> `Victim`
         BeginFence = 7 {
@@ -195,10 +200,14 @@ wire_enum! {
             /// The epoch and flush generation to begin with.
             epochs: Epochs,
         },
-        /// The pool's epochs.
-        Epochs = 4 {
-            /// These.
+        /// The pool as whoever is alive has to know it.
+        Alive = 4 {
+            /// The pool's epochs.
             epochs: Epochs,
+            /// Indexes that are being dropped: nobody may begin an operation on them.
+            dropping: Vec<IndexId>,
+            /// What the caller is asked to do. An offer, not a right: others may be at it.
+            chore: Option<Chore>,
         },
         /// Chunks for the caller.
         Chunks = 5 {
@@ -249,6 +258,24 @@ wire_enum! {
         Victim = 12 {
             /// The victim's term, to be said in all further steps.
             term: u64,
+        },
+    }
+}
+
+wire_enum! {
+    /// What the coordinator asks a session to do for the pool. It notices; only sessions can act, since servers know no engines.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    #[non_exhaustive]
+    pub enum Chore {
+        /// Recover a session that is dead.
+        Recover = 1 {
+            /// Whom.
+            victim: SessionId,
+        },
+        /// Finish the drop of an index that every session has let go of.
+        FinishDrop = 2 {
+            /// Which.
+            index: IndexId,
         },
     }
 }
@@ -352,6 +379,78 @@ impl crate::wire::Wire for SessionState {
             2 => Ok(Self::Fenced),
             3 => Ok(Self::Adopting),
             _ => Err(crate::wire::Malformed),
+        }
+    }
+}
+
+/// Where the session table is in the coordinator's META, and how long its entries are: whoever waits for a session's lock looks
+/// there whether it is alive.
+pub const SESSION_TABLE_AT: u64 = 4096;
+/// Bytes of a session's entry there. Its first word is a [`SessionWord`].
+pub const SESSION_ENTRY_BYTES: u64 = 32;
+
+/// The first word of a session's entry in the coordinator's META.
+///
+/// ```text
+/// 63    32 31       16 15  10 9        8           7     0
+/// [ zero ] [ adopter ] [ zero ] [ lost ] [ read only ] [ state ]      state 0: nobody has the number
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SessionWord {
+    /// Its state; `None`: nobody has the number.
+    pub state: Option<SessionState>,
+    /// It may only READ.
+    pub read_only: bool,
+    /// Its lease has run out, or its process is gone. A hint: a late heartbeat takes it back.
+    pub is_lost: bool,
+    /// Who cleans up after it, in state [`SessionState::Adopting`].
+    pub adopter: SessionId,
+}
+
+impl SessionWord {
+    /// Where the word of this session is.
+    pub fn addr(session: SessionId) -> Option<GlobalAddr> {
+        let slot = u64::from(session.get().checked_sub(1)?);
+        let offset = SESSION_TABLE_AT + slot * SESSION_ENTRY_BYTES;
+        Some(GlobalAddr::new(ServerId::COORDINATOR, RegionId::META, offset))
+    }
+
+    /// From the 64 bits; `None` if they are nobody's word.
+    pub fn from_raw(raw: u64) -> Option<Self> {
+        let state = match raw & 0xff {
+            0 => None,
+            1 => Some(SessionState::Active),
+            2 => Some(SessionState::Fencing),
+            3 => Some(SessionState::Fenced),
+            4 => Some(SessionState::Adopting),
+            _ => return None,
+        };
+        let adopter = SessionId::new(u16::try_from(raw >> 16 & 0xffff).unwrap_or(0));
+        let word = Self { state, read_only: raw >> 8 & 1 == 1, is_lost: raw >> 9 & 1 == 1, adopter };
+        (word.to_raw() == raw).then_some(word)
+    }
+
+    /// The 64 bits.
+    pub fn to_raw(self) -> u64 {
+        let state = match self.state {
+            None => return 0,
+            Some(SessionState::Active) => 1,
+            Some(SessionState::Fencing) => 2,
+            Some(SessionState::Fenced) => 3,
+            Some(SessionState::Adopting) => 4,
+        };
+        state
+            | u64::from(self.read_only) << 8
+            | u64::from(self.is_lost) << 9
+            | u64::from(self.adopter.get()) << 16
+    }
+
+    /// Whether the session needs somebody who recovers it, as far as the word says.
+    pub fn is_dead(self) -> bool {
+        match self.state {
+            None => false,
+            Some(SessionState::Active) => self.is_lost,
+            Some(_) => true,
         }
     }
 }

@@ -115,7 +115,11 @@ pub trait ServerLogic: Send + Sync + fmt::Debug {
 
     /// The process of this session is gone: nobody can keep its lease any more, so that it may be fenced at once. What it
     /// had stays as it is until then.
-    fn abandoned(&self, session: SessionId, term: u64);
+    fn abandoned(&self, memory: &dyn ServerMemory, session: SessionId, term: u64);
+
+    /// The last connection on which this session made calls has closed. Its process may be gone, or only its network: unless it is
+    /// heard of again soon, its lease ends.
+    fn silent(&self, session: SessionId, term: u64, now: Nanos);
 
     /// What its tables hold, for those who watch.
     fn status(&self, now: Nanos) -> Tables;

@@ -11,6 +11,11 @@
 //! - *hints*, in caches, which may be hours old. Memory that changes its type (index, class) waits for a *flush*: every
 //!   session drops its hints ([`Session::on_flush`]) and lets the operations that may have used them end.
 //!
+//! **Drops.** A reply to a heartbeat also says which indexes are being dropped. The session hears of them before it drops its hints
+//! ([`Session::on_drop`]), so that no operation on them begins after the flush has. Where somebody *clears* what the session
+//! itself has of such an index ([`Session::set_clears`]), the flush is done only when that has happened: then nothing of the session
+//! names the index's memory any more.
+//!
 //! **Why the stamp is safe.** The heartbeat that follows the unlinking brings epoch E. An operation that began before the
 //! unlinking carries an epoch the pool had by then, at most E. `safe > E` says that every session has published a pin above
 //! E, so no such operation is left; and a session that knows an epoch above E learned it after the unlinking, so what it
@@ -18,10 +23,11 @@
 
 use crate::addr::{GlobalAddr, ServerId, SessionId};
 use crate::clock::Nanos;
-use crate::control::{ChunkInfo, Epochs, Reply, Request, SessionInfo};
+use crate::control::{ChunkInfo, Chore, Epochs, IndexId, Reply, Request, SessionInfo, SessionWord};
 use crate::endpoint::{Endpoint, Op};
 use crate::error::FabricError;
 use crate::exec::{Executor, lock};
+use crate::marks;
 use crate::pins::{IDLE, PinSlot};
 use crate::transport::Cluster;
 use std::fmt;
@@ -33,6 +39,8 @@ use std::sync::{Arc, Mutex};
 pub struct SessionOptions {
     /// It may only READ.
     pub read_only: bool,
+    /// It comes to recover others and will own nothing: it gets in where a pool is full of dead sessions.
+    pub reaper: bool,
 }
 
 /// One compute server's membership in a pool. Cheap to clone, usable from any thread.
@@ -42,6 +50,7 @@ pub struct Session {
 }
 
 type FlushHook = Arc<dyn Fn() + Send + Sync>;
+type DropHook = Arc<dyn Fn(&[IndexId]) + Send + Sync>;
 
 struct Inner {
     cluster: Cluster,
@@ -56,6 +65,7 @@ struct Inner {
     flushed_through: AtomicU64,
     fenced: AtomicBool,
     closed: AtomicBool,
+    condemned: AtomicBool,
     next_endpoint: AtomicU64,
     pins: Mutex<Vec<Arc<PinSlot>>>,
     flush: Mutex<Flush>,
@@ -67,9 +77,25 @@ struct Flush {
     dropped: u64,
     /// ...in this epoch: when all operations in flight are younger, the flush is done.
     dropped_in: u64,
+    /// What the session had of indexes that are being dropped was cleared for this generation.
+    cleared: u64,
+    /// Somebody clears; until then a flush with a drop is not done.
+    clears: bool,
     /// The last generation that is done.
     done: u64,
+    /// Indexes that are being dropped.
+    dropping: Vec<IndexId>,
     hooks: Vec<FlushHook>,
+    drop_hooks: Vec<DropHook>,
+}
+
+/// What a session has to clear before a flush is done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ToClear {
+    /// For which flush.
+    pub generation: u64,
+    /// What it has of these.
+    pub indexes: Vec<IndexId>,
 }
 
 /// When an object was unlinked, as far as reuse is concerned.
@@ -95,7 +121,7 @@ impl Session {
         let executor = Executor::current().ok_or(FabricError::NoExecutor)?;
         let read_only = options.read_only;
         let stranger = Endpoint::stranger(cluster.connect(SessionId::NONE, 0)?, &executor);
-        let request = Request::OpenSession { read_only };
+        let request = Request::OpenSession { read_only, reaper: options.reaper };
         let Reply::Session { session: id, term, lease_ns, journal, epochs } =
             stranger.op().control(ServerId::COORDINATOR, &request).await?
         else {
@@ -114,8 +140,9 @@ impl Session {
                 Ok(_) => crate::call::CallError::Malformed.into(),
                 Err(error) => error,
             };
-            // Not to be had as a whole, so not at all. If this fails too, the lease runs out.
-            let _ = member.op().control(ServerId::COORDINATOR, &Request::CloseSession {}).await;
+            // Not to be had as a whole, so not at all: fenced, so that others shut it out of the servers that let it in. If this
+            // fails too, the lease runs out.
+            let _ = member.op().control(ServerId::COORDINATOR, &Request::BeginFence { victim: id, force: true }).await;
             return Err(error);
         }
         let inner = Inner {
@@ -130,6 +157,7 @@ impl Session {
             flushed_through: AtomicU64::new(epochs.flushed_through),
             fenced: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            condemned: AtomicBool::new(false),
             next_endpoint: AtomicU64::new(0),
             pins: Mutex::default(),
             flush: Mutex::new(Flush { dropped: epochs.flush, done: epochs.flush, ..Flush::default() }),
@@ -195,6 +223,28 @@ impl Session {
         self.inner.closed.load(Ordering::SeqCst)
     }
 
+    /// Gives the session up: something that it has in far memory cannot be settled from here, so others have to recover it. Whoever
+    /// keeps it alive fences it.
+    pub fn condemn(&self) {
+        self.inner.condemned.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether it was given up.
+    pub fn is_condemned(&self) -> bool {
+        self.inner.condemned.load(Ordering::SeqCst)
+    }
+
+    /// Ends the session without cleaning up: none of its verbs can land any more, and others recover it.
+    pub async fn fence_itself(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
+        let request = Request::BeginFence { victim: self.id(), force: true };
+        let fenced = endpoint.op().control(ServerId::COORDINATOR, &request).await;
+        self.inner.fenced.store(true, Ordering::SeqCst);
+        match fenced {
+            Ok(_) | Err(FabricError::Fenced { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     pub(crate) fn register_pins(&self) -> Arc<PinSlot> {
         let slot = Arc::new(PinSlot::new());
         let mut pins = lock(&self.inner.pins);
@@ -209,24 +259,82 @@ impl Session {
         lock(&self.inner.flush).hooks.push(Arc::new(hook));
     }
 
-    /// Renews the lease, publishes the oldest pin, learns the epochs, drops hints if asked to.
-    pub async fn heartbeat(&self, endpoint: &Endpoint) -> Result<Epochs, FabricError> {
+    /// Registers what to do about indexes that are being dropped, before hints to them are dropped. It may be called more than
+    /// once for an index.
+    pub fn on_drop(&self, hook: impl Fn(&[IndexId]) + Send + Sync + 'static) {
+        lock(&self.inner.flush).drop_hooks.push(Arc::new(hook));
+    }
+
+    /// Somebody clears what the session has of dropped indexes ([`Session::to_clear`]); flushes wait for that from now on.
+    pub fn set_clears(&self) {
+        lock(&self.inner.flush).clears = true;
+    }
+
+    /// Whether an index is being dropped, as far as this session knows.
+    pub fn is_dropping(&self, index: IndexId) -> bool {
+        lock(&self.inner.flush).dropping.contains(&index)
+    }
+
+    /// What has to be cleared, once the operations that may still use it have ended.
+    pub fn to_clear(&self) -> Option<ToClear> {
+        let oldest_pin = self.oldest_pin();
+        let flush = lock(&self.inner.flush);
+        let is_due = flush.cleared < flush.dropped && oldest_pin > flush.dropped_in;
+        let has_work = is_due && flush.clears && !flush.dropping.is_empty();
+        has_work.then(|| ToClear { generation: flush.dropped, indexes: flush.dropping.clone() })
+    }
+
+    /// That was cleared.
+    pub fn cleared(&self, done: &ToClear) {
+        let mut flush = lock(&self.inner.flush);
+        flush.cleared = flush.cleared.max(done.generation);
+    }
+
+    /// No operation in flight began before this epoch.
+    fn oldest_pin(&self) -> u64 {
         // Read before the pins: an operation that begins after this line pins at least this epoch.
         let known = self.epoch();
         let oldest = lock(&self.inner.pins).iter().map(|slot| slot.oldest()).min().unwrap_or(IDLE);
-        let oldest_pin = oldest.min(known);
+        oldest.min(known)
+    }
+
+    /// Whether no operation is in flight anywhere in this session.
+    pub fn is_idle(&self) -> bool {
+        lock(&self.inner.pins).iter().all(|slot| slot.oldest() == IDLE)
+    }
+
+    /// Renews the lease, publishes the oldest pin, learns the epochs, drops hints if asked to.
+    pub async fn heartbeat(&self, endpoint: &Endpoint) -> Result<Epochs, FabricError> {
+        self.beat(endpoint, false).await.map(|(epochs, _)| epochs)
+    }
+
+    /// The same, by somebody who does chores; and one of them, if there are.
+    pub async fn heartbeat_and_chore(
+        &self,
+        endpoint: &Endpoint,
+    ) -> Result<(Epochs, Option<Chore>), FabricError> {
+        self.beat(endpoint, true).await
+    }
+
+    async fn beat(
+        &self,
+        endpoint: &Endpoint,
+        does_chores: bool,
+    ) -> Result<(Epochs, Option<Chore>), FabricError> {
+        let oldest_pin = self.oldest_pin();
         let flushed = {
             let mut flush = lock(&self.inner.flush);
-            if flush.done < flush.dropped && oldest_pin > flush.dropped_in {
+            let is_clear = flush.cleared >= flush.dropped || flush.dropping.is_empty() || !flush.clears;
+            if flush.done < flush.dropped && oldest_pin > flush.dropped_in && is_clear {
                 flush.done = flush.dropped;
             }
             flush.done
         };
-        let request = Request::Heartbeat { oldest_pin, flushed };
+        let request = Request::Heartbeat { oldest_pin, flushed, does_chores };
         match endpoint.op().control(ServerId::COORDINATOR, &request).await {
-            Ok(Reply::Epochs { epochs }) => {
-                self.learn(epochs);
-                Ok(epochs)
+            Ok(Reply::Alive { epochs, dropping, chore }) => {
+                self.learn(epochs, dropping);
+                Ok((epochs, chore))
             }
             Ok(_) => Err(crate::call::CallError::Malformed.into()),
             Err(error) => {
@@ -238,15 +346,20 @@ impl Session {
         }
     }
 
-    fn learn(&self, epochs: Epochs) {
+    fn learn(&self, epochs: Epochs, dropping: Vec<IndexId>) {
         // Replies may overtake each other, so nothing goes back.
         self.inner.epoch.fetch_max(epochs.epoch, Ordering::SeqCst);
         self.inner.safe.fetch_max(epochs.safe, Ordering::SeqCst);
         self.inner.flushed_through.fetch_max(epochs.flushed_through, Ordering::SeqCst);
         let mut flush = lock(&self.inner.flush);
         if epochs.flush > flush.dropped {
-            let hooks = flush.hooks.clone();
+            let (hooks, drop_hooks) = (flush.hooks.clone(), flush.drop_hooks.clone());
             flush.dropped = epochs.flush;
+            flush.dropping = dropping;
+            // Operations on dropped indexes are refused before hints are dropped: none begins that could keep one.
+            for hook in drop_hooks {
+                hook(&flush.dropping);
+            }
             for hook in hooks {
                 hook();
             }
@@ -287,8 +400,8 @@ impl Session {
     /// Asks all sessions to drop their hints; returns the flush to wait for.
     pub async fn request_flush(&self, op: &Op) -> Result<u64, FabricError> {
         match op.control(ServerId::COORDINATOR, &Request::RequestFlush {}).await? {
-            Reply::Epochs { epochs } => {
-                self.learn(epochs);
+            Reply::Alive { epochs, dropping, .. } => {
+                self.learn(epochs, dropping);
                 Ok(epochs.flush)
             }
             _ => Err(crate::call::CallError::Malformed.into()),
@@ -303,16 +416,24 @@ impl Session {
         }
     }
 
+    /// What the coordinator's table says of a session: one READ. `None` if it cannot be had.
+    pub async fn look_at(&self, op: &Op, session: SessionId) -> Result<Option<SessionWord>, FabricError> {
+        let Some(addr) = SessionWord::addr(session) else { return Ok(None) };
+        Ok(SessionWord::from_raw(op.read_word(addr).await?))
+    }
+
     /// Fences `victim` on every server: when this returns, none of its verbs can land any more. Refused while its lease
     /// runs, unless forced. Anybody may repeat it; it is then already done. Whoever gets the number next is not touched: all
     /// steps are about the term that the first one found.
     pub async fn fence(&self, op: &Op, victim: SessionId, force: bool) -> Result<(), FabricError> {
         let begin = Request::BeginFence { victim, force };
         let term = term_of(&op.control(ServerId::COORDINATOR, &begin).await?)?;
+        marks::hit("adopt_fence_begun");
         for server in self.others() {
             op.control(server, &Request::Fence { victim, term }).await?;
         }
         op.control(ServerId::COORDINATOR, &Request::CompleteFence { victim, term }).await?;
+        marks::hit("adopt_fenced");
         Ok(())
     }
 
@@ -320,6 +441,7 @@ impl Session {
     /// journals and the locks, then calls [`Session::finish_adoption`].
     pub async fn adopt(&self, op: &Op, victim: SessionId) -> Result<Estate, FabricError> {
         let term = term_of(&op.control(ServerId::COORDINATOR, &Request::BeginAdopt { victim }).await?)?;
+        marks::hit("adopt_begun");
         let mut estate = Estate { victim, term, chunks: Vec::new(), journals: Vec::new() };
         for server in self.inner.servers.iter().copied() {
             let Reply::Adopted { chunks, journal } =

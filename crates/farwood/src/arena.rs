@@ -9,6 +9,7 @@ use farwood_fabric::clock::{MILLISECOND, SECOND};
 use farwood_fabric::control::{ControlError, IndexId, Reply, Request};
 use farwood_fabric::{Endpoint, FabricError, GlobalAddr, RegionId, SessionOptions};
 use farwood_index::Pool;
+use farwood_index::engine::PLAIN;
 
 /// How long a drop waits for the other sessions of the pool to let go: longer than the usual lease.
 const DROP_PATIENCE_NS: u64 = 15 * SECOND;
@@ -60,7 +61,7 @@ impl Arena {
     async fn make(pool: &Pool, endpoint: &Endpoint, purpose: &str, share: u64) -> Result<Self, FabricError> {
         // Two that run at once on one pool must not meet.
         let name = format!("farwood-{purpose}-{:016x}", endpoint.random());
-        let info = pool.create_index(&endpoint.op(), &name, purpose, &[]).await?;
+        let info = pool.create_index(&endpoint.op(), &name, PLAIN, &[]).await?;
         let mut arena = Self { index: info.id, name, bases: Vec::new() };
         match arena.fill(pool, endpoint, share).await {
             Ok(()) => Ok(arena),

@@ -152,7 +152,7 @@ async fn serve_session<B: Backing>(
         let endpoint = pool.session().endpoint()?;
         let lease = pool.session().lease_ns();
         let every = if lease == 0 { HEARTBEAT_NS } else { HEARTBEAT_NS.min(lease / HEARTBEATS_PER_LEASE) };
-        pool.session().keep_alive(&endpoint, every);
+        pool.keep_alive(&endpoint, every);
         let store = backing.open(&pool, &endpoint).await?;
         Ok((pool, endpoint, store))
     };

@@ -33,8 +33,10 @@ pub enum IndexError {
     },
     /// No memory is left. The operation did not happen.
     PoolFull(ControlError),
-    /// The index is being dropped, or is gone.
+    /// The index is being dropped, or is gone. The operation did not happen.
     Dropped,
+    /// This session leaves the pool, or has left. The operation did not happen.
+    Closed,
     /// The operation was retried as often as allowed. It did not happen.
     Contended {
         /// What it did not get.
@@ -76,6 +78,7 @@ impl fmt::Display for IndexError {
             Self::BadConfig { why } => write!(f, "the index cannot have these settings: {why}"),
             Self::PoolFull(error) => error.fmt(f),
             Self::Dropped => f.write_str("the index was dropped"),
+            Self::Closed => f.write_str("this session has left the pool; open a new one"),
             Self::Contended { what, attempts } => {
                 write!(f, "did not get {what} in {attempts} attempts; try again later")
             }

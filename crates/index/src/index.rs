@@ -22,7 +22,7 @@ use crate::Pool;
 use crate::api::{IndexError, KeyValue, OrderedIndex};
 use crate::engine::{AnyAttached, AnyEngine, AnyIndex, Engine};
 use farwood_fabric::control::IndexInfo;
-use farwood_fabric::{Endpoint, SessionId};
+use farwood_fabric::Endpoint;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Bound;
@@ -132,11 +132,6 @@ impl Index {
 
     fn numbers<T>(&self, work: impl FnOnce(&mut Numbers) -> T) -> T {
         work(&mut self.inner.numbers.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Cleans up after a session whose lease has run out.
-    pub async fn recover(&self, endpoint: &Endpoint, victim: SessionId) -> Result<(), IndexError> {
-        self.inner.engine.recover(&self.inner.attached, endpoint, victim).await
     }
 
     /// Walks the whole index while nobody writes and verifies every invariant; how many heap objects it has.

@@ -1,12 +1,29 @@
 //! A compute server's membership in a pool, and the pool's catalog: create, open, list, drop.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`janitor`] | keeps the session alive, and does the chores that the coordinator asks for |
+//! | [`recovery`] | what becomes of a session that is dead |
+//!
+//! **Drop.** `BeginDrop` begins a flush. Every session learns of it with its next heartbeat: it refuses new operations on the index
+//! (`Dropped`), lets those that have begun end, and clears what it has of the index (free objects, retired ones, their journal
+//! slots) before it says that it has flushed. Then the memory is released on every server. If whoever drops dies on the
+//! way, the coordinator asks somebody else.
+//!
+//! **Leave.** New operations are refused, those that have begun come to their end, the heap is closed, and then the session. If one
+//! does not end in time, or retired objects are not safe yet, the session fences itself instead, and others recover it.
+
+pub mod janitor;
+pub mod recovery;
+
+pub use recovery::{Recoverer, RecoveryMistakes};
 
 use crate::shared::heap::{self, Heap};
 use crate::shared::intents::Intents;
+use crate::shared::opening::{Opening, Openings};
+use farwood_fabric::clock::{MILLISECOND, Nanos};
 use farwood_fabric::control::{ControlError, IndexId, IndexInfo, IndexState, Reply, Request};
-use farwood_fabric::session::Estate;
-use farwood_fabric::{
-    CallError, Cluster, Endpoint, FabricError, Op, ServerId, Session, SessionId, SessionOptions,
-};
+use farwood_fabric::{CallError, Cluster, Endpoint, FabricError, Op, ServerId, Session, SessionId, SessionOptions};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,14 +33,32 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 const MAX_DROP_WAITS: u32 = 200;
 const FIRST_WAIT_NS: u64 = 100_000;
 const LONGEST_WAIT_NS: u64 = 20_000_000;
+/// How often a session that leaves looks whether its operations have ended; the waits between are as above.
+const MAX_LEAVING_WAITS: u32 = 120;
+/// How long a lock is waited for before its owner is looked at, and the part of a lease that this is at most.
+const SUSPICION_NS: Nanos = MILLISECOND;
+const SUSPICIONS_PER_LEASE: Nanos = 8;
 
-/// What became of a dead session's belongings.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Recovered {
-    /// Chunks that serve again.
-    pub chunks: usize,
-    /// Retired objects that were taken over.
-    pub objects: u64,
+/// How a compute server joins.
+#[derive(Clone, Default, Debug)]
+pub struct JoinOptions {
+    /// The session.
+    pub session: SessionOptions,
+    /// Mistakes, for tests of the tests.
+    pub mistakes: Mistakes,
+    /// Who recovers what dead sessions left in indexes of engines that this library does not have.
+    pub recoverers: Vec<Arc<dyn Recoverer>>,
+}
+
+/// Mistakes that the checkers must catch: they test the test.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Mistakes {
+    /// Those of the heap.
+    pub heap: heap::Sabotage,
+    /// Those of recovery.
+    pub recovery: RecoveryMistakes,
+    /// A session does not clear what it has of a dropped index before it says that it has flushed.
+    pub drop_without_clearing: bool,
 }
 
 /// A pool, joined: a session, and the heap that goes with it. Cheap to clone, usable from any thread.
@@ -32,6 +67,9 @@ pub struct Pool {
     session: Session,
     heap: Heap,
     intents: Intents,
+    mistakes: Mistakes,
+    /// Who knows what dead sessions may have left in an index.
+    recoverers: Arc<[Arc<dyn Recoverer>]>,
     /// Whom this session is cleaning up after. The coordinator lets one session adopt a victim at a time, but cannot tell that
     /// session's tasks apart.
     recovering: Arc<Mutex<BTreeSet<SessionId>>>,
@@ -39,53 +77,63 @@ pub struct Pool {
     acquisitions: Arc<AtomicU32>,
     /// Indexes that are open, so that those who open one again share its cache and its local locks.
     open: Arc<Mutex<OpenIndexes>>,
+    openings: Arc<Openings>,
 }
 
 type OpenIndexes = BTreeMap<IndexId, Weak<dyn Any + Send + Sync>>;
 
-/// Ends an entry in [`Pool::recovering`], also when the recovery is cut short.
-struct Recovering<'a> {
-    pool: &'a Pool,
-    victim: SessionId,
-}
-
-impl<'a> Recovering<'a> {
-    /// `None` if another task is at it.
-    fn begin(pool: &'a Pool, victim: SessionId) -> Option<Self> {
-        let first = pool.recovering.lock().unwrap_or_else(PoisonError::into_inner).insert(victim);
-        // Not `then_some`: a guard that is made and dropped would end the other task's entry.
-        first.then(|| Self { pool, victim })
-    }
-}
-
-impl Drop for Recovering<'_> {
-    fn drop(&mut self) {
-        self.pool.recovering.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.victim);
-    }
-}
-
 impl Pool {
     /// Joins the pool with a new session. Runs on the current thread's executor.
     pub async fn join(cluster: &Cluster, options: SessionOptions) -> Result<Self, FabricError> {
-        Self::join_with(cluster, options, heap::Sabotage::default()).await
+        Self::join_with(cluster, JoinOptions { session: options, ..JoinOptions::default() }).await
     }
 
-    /// Joins with a heap that makes mistakes, for tests of the tests.
-    pub async fn join_with(
-        cluster: &Cluster,
-        options: SessionOptions,
-        sabotage: heap::Sabotage,
-    ) -> Result<Self, FabricError> {
-        let session = Session::open(cluster, options).await?;
-        let heap = Heap::new(&session, sabotage);
-        let intents = Intents::new(&session);
-        let (recovering, acquisitions, open) = (Arc::default(), Arc::default(), Arc::default());
-        Ok(Self { session, heap, intents, recovering, acquisitions, open })
+    /// The same, with all that can be chosen. If all sessions are taken but some of them are dead, those are recovered first.
+    pub async fn join_with(cluster: &Cluster, options: JoinOptions) -> Result<Self, FabricError> {
+        match Self::join_once(cluster, options.clone()).await {
+            Err(error) if matches!(error.control(), Some(ControlError::SessionsFull { .. })) => {
+                janitor::make_room(cluster, &options).await?;
+                Self::join_once(cluster, options).await
+            }
+            joined => joined,
+        }
+    }
+
+    async fn join_once(cluster: &Cluster, options: JoinOptions) -> Result<Self, FabricError> {
+        let JoinOptions { session, mistakes, mut recoverers } = options;
+        let session = Session::open(cluster, session).await?;
+        recoverers.push(Arc::new(crate::engine::Engines));
+        let openings = Arc::<Openings>::default();
+        let dropped = Arc::downgrade(&openings);
+        session.on_drop(move |indexes| {
+            if let Some(openings) = dropped.upgrade() {
+                openings.drop_all(indexes);
+            }
+        });
+        if !mistakes.drop_without_clearing {
+            session.set_clears();
+        }
+        Ok(Self {
+            heap: Heap::new(&session, mistakes.heap),
+            intents: Intents::new(&session),
+            mistakes,
+            recoverers: recoverers.into(),
+            recovering: Arc::default(),
+            acquisitions: Arc::new(AtomicU32::new(first_acquisition(session.term()))),
+            open: Arc::default(),
+            openings,
+            session,
+        })
     }
 
     /// The session.
     pub fn session(&self) -> &Session {
         &self.session
+    }
+
+    /// Mistakes that it makes on purpose.
+    pub(crate) fn mistakes(&self) -> Mistakes {
+        self.mistakes
     }
 
     /// The heap that all indexes of this session share.
@@ -101,6 +149,20 @@ impl Pool {
     /// A number for the next acquisition of a lock, by any task and for any index of this session; wraps.
     pub fn next_acquisition(&self) -> u32 {
         self.acquisitions.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Whether operations on an index may begin. To be asked for within an operation that has learned that the index is ready: its
+    /// pin keeps a drop from passing by.
+    pub(crate) fn opening(&self, index: IndexId) -> Arc<Opening> {
+        self.openings.of(index, || self.session.is_dropping(index))
+    }
+
+    /// How long a lock is waited for before its owner is looked at.
+    pub(crate) fn suspicion_ns(&self) -> Nanos {
+        match self.session.lease_ns() {
+            0 => SUSPICION_NS,
+            lease => SUSPICION_NS.min(lease / SUSPICIONS_PER_LEASE),
+        }
     }
 
     /// What this session has of an index that is open, if it has.
@@ -177,78 +239,52 @@ impl Pool {
         let mut wait_ns = FIRST_WAIT_NS;
         for _ in 0..MAX_DROP_WAITS {
             if self.session.heartbeat(endpoint).await?.flushed_through >= generation {
-                return self.finish_drop(&endpoint.op(), &info).await;
+                return self.finish_drop(&endpoint.op(), info.id).await;
             }
+            self.heap.clear_dropped(endpoint).await?;
             endpoint.sleep(wait_ns).await;
             wait_ns = LONGEST_WAIT_NS.min(wait_ns * 2);
         }
         Err(CallError::Control(ControlError::DropPending { name: name.to_owned() }).into())
     }
 
-    async fn finish_drop(&self, op: &Op, info: &IndexInfo) -> Result<(), FabricError> {
-        self.heap.forget_index(info.id);
+    /// Releases a dropped index on every server. Whoever does it again finds it done.
+    pub(crate) async fn finish_drop(&self, op: &Op, index: IndexId) -> Result<(), FabricError> {
         for server in self.session.servers() {
-            op.control(*server, &Request::ReleaseIndex { index: info.id }).await?;
+            op.control(*server, &Request::ReleaseIndex { index }).await?;
         }
-        op.control(ServerId::COORDINATOR, &Request::FinishDrop { index: info.id }).await.map(drop)
-    }
-
-    /// Fences a session whose lease has run out and takes over what it held. `clean_up` finishes or undoes what it was in
-    /// the middle of and frees its locks, before its number can be used again. `None` if there is nothing for us to do: its
-    /// lease runs (a heartbeat may have been on its way), somebody else is at it, or it is gone already.
-    pub async fn recover<E: From<FabricError>>(
-        &self,
-        op: &Op,
-        victim: SessionId,
-        clean_up: impl AsyncFnOnce(&Op, &Estate) -> Result<(), E>,
-    ) -> Result<Option<Recovered>, E> {
-        let Some(_exclusive) = Recovering::begin(self, victim) else { return Ok(None) };
-        let estate = match self.take_estate(op, victim).await {
-            Ok(estate) => estate,
-            Err(error) if is_not_ours(&error) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
-        clean_up(op, &estate).await?;
-        let objects = self.heap.inherit(op, &estate).await?;
-        match self.session.finish_adoption(op, &estate).await {
-            Ok(()) => Ok(Some(Recovered { chunks: estate.chunks.len(), objects })),
-            // We were fenced ourselves meanwhile, and somebody else finished the work.
-            Err(error) if is_not_ours(&error) => Ok(None),
-            Err(error) => Err(error.into()),
+        match op.control(ServerId::COORDINATOR, &Request::FinishDrop { index }).await {
+            Err(error) if matches!(error.control(), Some(ControlError::NoSuchIndex { .. })) => Ok(()),
+            finished => finished.map(drop),
         }
     }
 
-    async fn take_estate(&self, op: &Op, victim: SessionId) -> Result<Estate, FabricError> {
-        self.session.fence(op, victim, false).await?;
-        self.session.adopt(op, victim).await
-    }
-
-    /// Leaves the pool. If retired objects could not be freed, because an operation elsewhere may still reach them, the session
-    /// is not closed but fenced: its journal stays, and whoever recovers it next takes them over. Returns how many.
+    /// Leaves the pool, as the top of this file says. Returns how many retired objects had to be left to others.
     pub async fn leave(self, endpoint: &Endpoint) -> Result<usize, FabricError> {
-        let left = self.heap.close(endpoint).await?;
-        if left == 0 {
+        self.openings.close();
+        let mut wait_ns = FIRST_WAIT_NS;
+        for _ in 0..MAX_LEAVING_WAITS {
+            if self.session.is_idle() {
+                break;
+            }
+            endpoint.sleep(wait_ns).await;
+            wait_ns = LONGEST_WAIT_NS.min(wait_ns * 2);
+        }
+        let is_idle = self.session.is_idle();
+        let left = if is_idle { self.heap.close(endpoint).await? } else { self.heap.retired() };
+        if is_idle && left == 0 && !self.session.is_condemned() {
             self.session.close(endpoint).await?;
         } else {
-            let victim = self.session.id();
-            let request = Request::BeginFence { victim, force: true };
-            endpoint.op().control(ServerId::COORDINATOR, &request).await?;
+            self.session.fence_itself(endpoint).await?;
         }
         Ok(left)
     }
 }
 
-/// Whether a session is not, or no longer, ours to recover.
-fn is_not_ours(error: &FabricError) -> bool {
-    matches!(
-        error.control(),
-        Some(
-            ControlError::LeaseAlive { .. }
-                | ControlError::BeingAdopted { .. }
-                | ControlError::NoSuchSession { .. }
-                | ControlError::NotFenced { .. }
-        )
-    )
+/// Where the numbers of a session's acquisitions begin. Sessions that have the same number one after the other must not come by the
+/// same lock words, so each term begins elsewhere.
+fn first_acquisition(term: u64) -> u32 {
+    u32::try_from(term.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).unwrap_or(0)
 }
 
 fn index_of(reply: Reply) -> Result<IndexInfo, FabricError> {

@@ -22,6 +22,8 @@ struct Entry {
     state: IndexState,
     /// The flush to wait for, when it is being dropped.
     drop_generation: u64,
+    /// The term of the session that makes it, while it is being made.
+    creator: u64,
 }
 
 /// The catalog.
@@ -55,6 +57,7 @@ impl Catalog {
         name: String,
         engine: String,
         config: Vec<u8>,
+        creator: u64,
     ) -> Result<IndexInfo, ControlError> {
         check_text("the name", &name, MAX_NAME_BYTES)?;
         check_text("the engine's name", &engine, MAX_ENGINE_BYTES)?;
@@ -73,7 +76,7 @@ impl Catalog {
         self.next_id += 1;
         layout::store(memory, superblock::NEXT_INDEX_AT, self.next_id);
         layout::clear(memory, RegionId::BOARD, self.layout.anchor(slot).offset(), ANCHOR_BYTES);
-        let entry = Entry { id, name, engine, config, state: IndexState::Creating, drop_generation: 0 };
+        let entry = Entry { id, name, engine, config, state: IndexState::Creating, drop_generation: 0, creator };
         store_parts(memory, self.layout.catalog_entry(slot), &entry);
         Ok(self.commit(memory, slot, entry))
     }
@@ -131,6 +134,26 @@ impl Catalog {
         let at = self.layout.catalog_entry(slot);
         layout::store(memory, at + catalog_entry::DROP_GENERATION_AT, generation);
         Ok(self.commit(memory, slot, entry))
+    }
+
+    /// Indexes that are being made by sessions that are not there any more.
+    pub(crate) fn orphans(&self, is_there: impl Fn(u64) -> bool) -> Vec<String> {
+        let is_orphan =
+            |entry: &&Entry| entry.state == IndexState::Creating && !is_there(entry.creator);
+        self.slots.iter().flatten().filter(is_orphan).map(|entry| entry.name.clone()).collect()
+    }
+
+    /// Indexes that are being dropped.
+    pub(crate) fn all_dropping(&self) -> Vec<IndexId> {
+        let dropping = self.slots.iter().flatten().filter(|entry| entry.state == IndexState::Dropping);
+        dropping.map(|entry| entry.id).collect()
+    }
+
+    /// An index that is being dropped and that every session has let go of.
+    pub(crate) fn to_finish(&self, flushed_through: u64) -> Vec<IndexId> {
+        let is_free =
+            |entry: &&Entry| entry.state == IndexState::Dropping && entry.drop_generation <= flushed_through;
+        self.slots.iter().flatten().filter(is_free).map(|entry| entry.id).collect()
     }
 
     /// Whether there is such an index, in whatever state.
@@ -228,6 +251,7 @@ fn commit_word(entry: &Entry) -> u64 {
 fn store_parts(memory: &dyn ServerMemory, at: u64, entry: &Entry) {
     layout::store(memory, at + catalog_entry::CONFIG_LENGTH_AT, entry.config.len() as u64);
     layout::store(memory, at + catalog_entry::DROP_GENERATION_AT, entry.drop_generation);
+    layout::store(memory, at + catalog_entry::CREATOR_AT, entry.creator);
     layout::store_bytes(memory, at + catalog_entry::NAME_AT, entry.name.as_bytes());
     layout::store_bytes(memory, at + catalog_entry::ENGINE_AT, entry.engine.as_bytes());
     layout::store_bytes(memory, at + catalog_entry::CONFIG_AT, &entry.config);
@@ -260,6 +284,7 @@ fn load_entry(memory: &dyn ServerMemory, at: u64) -> Option<Option<Entry>> {
         config: layout::load_bytes(memory, at + catalog_entry::CONFIG_AT, config_bytes),
         state,
         drop_generation: layout::load(memory, at + catalog_entry::DROP_GENERATION_AT),
+        creator: layout::load(memory, at + catalog_entry::CREATOR_AT),
     }))
 }
 
@@ -278,7 +303,7 @@ mod tests {
     }
 
     fn create(catalog: &mut Catalog, memory: &VecMemory, name: &str) -> Result<IndexInfo, ControlError> {
-        catalog.create(memory, name.to_owned(), "dex".to_owned(), vec![1, 2, 3])
+        catalog.create(memory, name.to_owned(), "dex".to_owned(), vec![1, 2, 3], 7)
     }
 
     #[test]
@@ -329,13 +354,13 @@ mod tests {
         }
         let engine = "e".repeat(33);
         let refused = [
-            catalog.create(&memory, "n".into(), engine, vec![]),
-            catalog.create(&memory, "n".into(), String::new(), vec![]),
-            catalog.create(&memory, "n".into(), "e".into(), vec![0; 513]),
+            catalog.create(&memory, "n".into(), engine, vec![], 7),
+            catalog.create(&memory, "n".into(), String::new(), vec![], 7),
+            catalog.create(&memory, "n".into(), "e".into(), vec![0; 513], 7),
         ];
         assert!(refused.iter().all(|r| matches!(r, Err(ControlError::BadName { .. }))));
         let full = "ü".repeat(32);
-        catalog.create(&memory, full.clone(), "e".repeat(32), vec![9; 512]).unwrap();
+        catalog.create(&memory, full.clone(), "e".repeat(32), vec![9; 512], 7).unwrap();
         assert_eq!(create(&mut catalog, &memory, &full), Err(ControlError::NameExists { name: full }));
         create(&mut catalog, &memory, "b").unwrap();
         create(&mut catalog, &memory, "c").unwrap();

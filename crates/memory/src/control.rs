@@ -7,14 +7,20 @@ use crate::chunks::{ChunkType, Want};
 use crate::epochs::Progress;
 use crate::layout::{self, superblock};
 use crate::server::Server;
-use crate::sessions::{Attach, Listed, State};
+use crate::sessions::{Attach, Kind, Listed, State};
 use farwood_fabric::addr::{ServerId, SessionId};
 use farwood_fabric::call::CallError;
-use farwood_fabric::clock::Nanos;
-use farwood_fabric::control::{ControlError, Epochs, Reply, Request, SessionInfo};
+use farwood_fabric::clock::{MILLISECOND, Nanos};
+use farwood_fabric::control::{Chore, ControlError, Epochs, Reply, Request, SessionInfo};
 use farwood_fabric::region::Permissions;
 use farwood_fabric::server::ServerMemory;
 use farwood_fabric::status::Tables;
+
+/// How often leases are looked at, at most, and at least while one runs.
+const LOOK_EVERY_NS: Nanos = MILLISECOND;
+const LOOKS_PER_LEASE: Nanos = 64;
+/// How long the one who drops an index has to finish that before others are asked to.
+const DROP_OFFER_NS: Nanos = 200 * MILLISECOND;
 
 /// A reply or refusal, and what the transport has to do before it leaves: fence, then admit (the next of that number).
 #[derive(Debug)]
@@ -96,14 +102,19 @@ impl Server {
             return Err(bad(format!("{caller} only reads; open a session that may write")).into());
         }
         match request {
-            Request::OpenSession { read_only } => Ok(self.open(memory, caller, read_only, now)?),
+            Request::OpenSession { read_only, reaper } => {
+                Ok(self.open(memory, caller, Kind { read_only, reaper }, now)?)
+            }
             Request::CloseSession {} => self.close(memory, caller),
-            Request::Heartbeat { oldest_pin, flushed } => {
-                Ok(self.heartbeat(memory, caller, Progress { oldest_pin, flushed }, now))
+            Request::Heartbeat { oldest_pin, flushed, does_chores } => {
+                self.heartbeat(memory, caller, Progress { oldest_pin, flushed }, now);
+                let may = does_chores && !self.sessions.is_read_only(caller);
+                let chore = if may { self.chore(caller, now) } else { None };
+                Ok(self.alive(chore))
             }
             Request::RequestFlush {} => {
                 self.begin_flush(memory);
-                Ok(Reply::Epochs { epochs: self.clock.epochs() }.into())
+                Ok(self.alive(None))
             }
             Request::ListSessions {} => Ok(Reply::Sessions { sessions: self.list_sessions(now) }.into()),
             Request::BeginFence { .. }
@@ -112,6 +123,9 @@ impl Server {
             | Request::BeginAdopt { .. }
             | Request::AdoptChunks { .. }
             | Request::FinishAdopt { .. } => Ok(self.bury(memory, caller, &request, now)?),
+            Request::AllocChunks { .. } if self.sessions.is_reaper(caller) => {
+                Err(bad(format!("{caller} came to recover others and may own nothing")).into())
+            }
             Request::AllocChunks { .. }
             | Request::FreeChunks { .. }
             | Request::ListChunks { .. }
@@ -121,7 +135,7 @@ impl Server {
             | Request::OpenIndex { .. }
             | Request::ListIndexes {}
             | Request::BeginDrop { .. }
-            | Request::FinishDrop { .. } => Ok(self.catalog_request(memory, request)?.into()),
+            | Request::FinishDrop { .. } => Ok(self.catalog_request(memory, caller, request)?.into()),
             _ => Err(CallError::Malformed),
         }
     }
@@ -130,16 +144,17 @@ impl Server {
         &mut self,
         memory: &dyn ServerMemory,
         caller: SessionId,
-        read_only: bool,
+        kind: Kind,
         now: Nanos,
     ) -> Result<Answer, ControlError> {
         if !caller.is_none() {
             return Err(bad(format!("{caller} is a session already; close it before opening another")));
         }
         let progress = self.clock.newcomer();
-        let session = self.sessions.open(memory, read_only, progress, now)?;
+        let session = self.sessions.open(memory, kind, progress, now)?;
         self.clock.join(session, progress);
-        self.welcome(session, read_only)
+        // One that takes the place of a lost reaper shuts it out here, and elsewhere when it attaches.
+        Ok(Answer { fence: kind.reaper.then_some(session), ..self.welcome(session, kind.read_only)? })
     }
 
     /// The caller leaves. Its procedures write on its behalf, so it has to wait for them.
@@ -158,23 +173,51 @@ impl Server {
         self.clear_journal(memory, slot);
         self.sessions.release(memory, session);
         self.clock.leave(session);
+        self.drop_orphans(memory);
         Ok(())
     }
 
-    fn heartbeat(
-        &mut self,
-        memory: &dyn ServerMemory,
-        caller: SessionId,
-        news: Progress,
-        now: Nanos,
-    ) -> Answer {
-        self.sessions.renew(caller, now);
+    /// (Coordinator) Indexes whose makers are gone are dropped: nobody else can finish them.
+    pub(crate) fn drop_orphans(&mut self, memory: &dyn ServerMemory) {
+        for name in self.catalog.orphans(|term| self.sessions.has_term(term)) {
+            let generation = self.begin_flush(memory);
+            // It was found a moment ago, so it is there.
+            let _ = self.catalog.begin_drop(memory, &name, generation);
+        }
+    }
+
+    fn heartbeat(&mut self, memory: &dyn ServerMemory, caller: SessionId, news: Progress, now: Nanos) {
+        self.sessions.renew(memory, caller, now);
         if let Some(published) = self.clock.publish(caller, news) {
             self.sessions.publish(memory, caller, published);
         }
-        let epochs = self.clock.epochs();
-        layout::store(memory, superblock::EPOCH_AT, epochs.epoch);
-        Reply::Epochs { epochs }.into()
+        layout::store(memory, superblock::EPOCH_AT, self.clock.epochs().epoch);
+        if now >= self.next_look {
+            self.next_look = now.saturating_add(LOOK_EVERY_NS.min(self.config.lease_ns / LOOKS_PER_LEASE));
+            self.sessions.note_lost(memory, now);
+        }
+    }
+
+    fn alive(&self, chore: Option<Chore>) -> Answer {
+        Reply::Alive { epochs: self.clock.epochs(), dropping: self.catalog.all_dropping(), chore }.into()
+    }
+
+    /// What `caller` is asked to do.
+    fn chore(&mut self, caller: SessionId, now: Nanos) -> Option<Chore> {
+        if let Some(victim) = self.sessions.offer(caller, now) {
+            return Some(Chore::Recover { victim });
+        }
+        let ready = self.catalog.to_finish(self.clock.epochs().flushed_through);
+        self.drop_offers.retain(|index, _| ready.contains(index));
+        for index in ready {
+            let since = self.drop_offers.entry(index).or_insert(now);
+            // Whoever asked for the drop comes first.
+            if now.saturating_sub(*since) >= DROP_OFFER_NS.min(self.config.lease_ns) {
+                *since = now;
+                return Some(Chore::FinishDrop { index });
+            }
+        }
+        None
     }
 
     fn begin_flush(&mut self, memory: &dyn ServerMemory) -> u64 {
@@ -207,7 +250,7 @@ impl Server {
             }
             Request::CompleteFence { victim, term } => {
                 self.sessions.complete_fence(memory, victim, term)?;
-                self.clock.leave(victim);
+                self.clock.fence(victim);
                 Ok(Answer::done())
             }
             Request::BeginAdopt { victim } => {
@@ -268,11 +311,13 @@ impl Server {
     fn catalog_request(
         &mut self,
         memory: &dyn ServerMemory,
+        caller: SessionId,
         request: Request,
     ) -> Result<Reply, ControlError> {
         match request {
             Request::CreateIndex { name, engine, config } => {
-                Ok(Reply::Index { info: self.catalog.create(memory, name, engine, config)? })
+                let creator = self.sessions.term(caller);
+                Ok(Reply::Index { info: self.catalog.create(memory, name, engine, config, creator)? })
             }
             Request::IndexReady { index } => {
                 self.catalog.ready(memory, index)?;

@@ -1,8 +1,9 @@
 //! When retired memory may be reused and when hints are gone everywhere: the coordinator's arithmetic. Pure.
 //!
 //! * Every session publishes with its heartbeat the oldest epoch in which it still has an operation in flight, and
-//!   the last flush of its hints that it has done. `safe` and `flushed_through` are the minima over all sessions
-//!   that are not fenced: a dead one may still have verbs on their way.
+//!   the last flush of its hints that it has done. `safe` is the minimum over all sessions that are not fenced: a dead one may
+//!   still have verbs on their way. `flushed_through` also waits for those that are fenced, until somebody has
+//!   cleaned up after them: their journals name objects by address, so memory must not change its type under them.
 //! * The epoch advances by one, at a heartbeat, when every session has published at least the current one.
 //!
 //! Both values of a session only grow. A smaller one is an older heartbeat that was overtaken, or a client's bug
@@ -28,13 +29,16 @@ pub(crate) struct Progress {
 }
 
 /// The pool's epoch and flush generation.
-/// Invariant: no session's `oldest_pin` exceeds `epoch`, none's `flushed` exceeds `flush`.
+/// Invariant: no session's `oldest_pin` exceeds `epoch`, unless it is fenced; none's `flushed` exceeds `flush`.
 #[derive(Debug)]
 pub(crate) struct EpochClock {
     epoch: u64,
     flush: u64,
     sessions: BTreeMap<SessionId, Progress>,
 }
+
+/// The pin of a session that is fenced: it holds no epoch.
+const NOTHING_PINNED: u64 = u64::MAX;
 
 impl EpochClock {
     pub(crate) fn new(epoch: u64, flush: u64) -> Self {
@@ -52,7 +56,14 @@ impl EpochClock {
         self.sessions.insert(session, progress);
     }
 
-    /// The session is fenced or closed: nothing of it is in flight.
+    /// The session is fenced: nothing of it is in flight, but it has a journal.
+    pub(crate) fn fence(&mut self, session: SessionId) {
+        if let Some(progress) = self.sessions.get_mut(&session) {
+            progress.oldest_pin = NOTHING_PINNED;
+        }
+    }
+
+    /// The session is closed or cleaned up after: nothing is left of it.
     pub(crate) fn leave(&mut self, session: SessionId) {
         self.sessions.remove(&session);
     }
@@ -65,7 +76,7 @@ impl EpochClock {
     /// A heartbeat: what the session has published now.
     pub(crate) fn publish(&mut self, session: SessionId, news: Progress) -> Option<Progress> {
         let news = self.announced(news);
-        let progress = self.sessions.get_mut(&session)?;
+        let progress = self.sessions.get_mut(&session).filter(|held| held.oldest_pin != NOTHING_PINNED)?;
         progress.oldest_pin = progress.oldest_pin.max(news.oldest_pin);
         progress.flushed = progress.flushed.max(news.flushed);
         let published = *progress;
@@ -87,7 +98,7 @@ impl EpochClock {
         let flushed = self.sessions.values().map(|progress| progress.flushed);
         Epochs {
             epoch: self.epoch,
-            safe: pins.min().unwrap_or(self.epoch),
+            safe: pins.min().unwrap_or(self.epoch).min(self.epoch),
             flush: self.flush,
             flushed_through: flushed.min().unwrap_or(self.flush),
         }
@@ -136,6 +147,24 @@ mod tests {
     }
 
     #[test]
+    fn who_is_fenced_holds_flushes_but_no_epoch() {
+        let mut clock = EpochClock::new(5, 0);
+        clock.join(A, clock.newcomer());
+        clock.join(B, clock.newcomer());
+        clock.request_flush();
+        clock.fence(B);
+        beat(&mut clock, A, 5, 1);
+        beat(&mut clock, A, 6, 1);
+        assert_eq!(clock.epochs(), Epochs { epoch: 7, safe: 6, flush: 1, flushed_through: 0 });
+        beat(&mut clock, B, 7, 1);
+        assert_eq!(clock.epochs().flushed_through, 0, "nobody publishes for the dead");
+        clock.leave(B);
+        assert_eq!(clock.epochs().flushed_through, 1);
+        clock.fence(A);
+        assert_eq!(clock.epochs().safe, 7, "no more than was announced");
+    }
+
+    #[test]
     fn a_flush_under_way_is_not_joined() {
         let mut clock = EpochClock::new(1, 0);
         clock.join(A, clock.newcomer());
@@ -161,7 +190,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_goes_back_and_nobody_is_overtaken(steps in proptest::collection::vec((0u16..4, 0u8..4, 0u64..12, 0u64..6), 0..80)) {
+        fn nothing_goes_back_and_nobody_is_overtaken(steps in proptest::collection::vec((0u16..4, 0u8..8, 0u64..12, 0u64..6), 0..80)) {
             let mut clock = EpochClock::new(1, 0);
             let mut before = clock.epochs();
             for (who, what, pin, flushed) in steps {
@@ -170,6 +199,7 @@ mod tests {
                     0 if clock.progress(session).is_none() => clock.join(session, clock.newcomer()),
                     1 => clock.leave(session),
                     2 => { clock.request_flush(); }
+                    3 => clock.fence(session),
                     _ => beat(&mut clock, session, pin, flushed),
                 }
                 let now = clock.epochs();

@@ -26,7 +26,7 @@
 //! +96  next term        8 B   stored before the entry that has the term: a crash skips terms, never repeats one
 //!
 //! session entry
-//! +0   state            1 B   | read only 1 B | adopter 2 B | zero 4 B      <- commit word
+//! +0   state            1 B   | read only 1 bit, lost 1 bit | adopter 2 B | zero 4 B      <- commit word
 //! +8   oldest pin       8 B   \ grow; a crash between them leaves older, that is safer, values
 //! +16  flushed          8 B   /
 //! +24  term             8 B   of the session; in state free, of the last one known here (0: none); only grows
@@ -41,7 +41,7 @@
 //! +0   state            1 B   | name length 1 B | engine length 1 B | zero 1 B | index id 4 B   <- commit word
 //! +8   config length    8 B
 //! +16  drop generation  8 B   meaningful in state dropping only
-//! +24  zero
+//! +24  creator          8 B   the term of the session that makes it; meaningful in state creating only
 //! +32  name            64 B
 //! +96  engine          32 B
 //! +128 config         512 B
@@ -54,12 +54,14 @@
 
 use crate::config::ServerConfig;
 use farwood_fabric::addr::{GlobalAddr, RegionId, ServerId};
-use farwood_fabric::control::{ANCHOR_BYTES, JOURNAL_BYTES, MAIN_BASE};
+use farwood_fabric::control::{
+    ANCHOR_BYTES, JOURNAL_BYTES, MAIN_BASE, SESSION_ENTRY_BYTES, SESSION_TABLE_AT,
+};
 use farwood_fabric::region::{Permissions, PoolId, RegionSpec};
 use farwood_fabric::server::{ServerMemory, StartError};
 
 /// Version of everything above.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 /// First word of META.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"FARWOOD\0");
 /// What the big tables are aligned to.
@@ -67,8 +69,7 @@ pub const PAGE_BYTES: u64 = 4096;
 const _: () = assert!(MAIN_BASE % PAGE_BYTES == 0);
 /// Size of the superblock.
 pub const SUPERBLOCK_BYTES: u64 = PAGE_BYTES;
-/// Size of a session's entry.
-pub const SESSION_ENTRY_BYTES: u64 = 32;
+const _: () = assert!(SUPERBLOCK_BYTES == SESSION_TABLE_AT, "clients look at sessions there");
 /// Size of a chunk's entry.
 pub const CHUNK_ENTRY_BYTES: u64 = 32;
 /// Size of an index's entry.
@@ -122,6 +123,7 @@ pub(crate) mod catalog_entry {
     pub(crate) const COMMIT_AT: u64 = 0;
     pub(crate) const CONFIG_LENGTH_AT: u64 = 8;
     pub(crate) const DROP_GENERATION_AT: u64 = 16;
+    pub(crate) const CREATOR_AT: u64 = 24;
     pub(crate) const NAME_AT: u64 = 32;
     pub(crate) const ENGINE_AT: u64 = 96;
     pub(crate) const CONFIG_AT: u64 = 128;
@@ -395,6 +397,6 @@ mod tests {
         }
         let word = memory.load(RegionId::META, superblock::IDENTITY_AT);
         memory.store(RegionId::META, superblock::IDENTITY_AT, word + 1);
-        assert_eq!(recognise(&memory, &config), Err(StartError::FormatVersion { found: 2, supported: 1 }));
+        assert_eq!(recognise(&memory, &config), Err(StartError::FormatVersion { found: FORMAT_VERSION + 1, supported: FORMAT_VERSION }));
     }
 }

@@ -25,12 +25,13 @@ use crate::sessions::{SessionTable, State};
 use farwood_fabric::addr::{RegionId, SessionId};
 use farwood_fabric::call::{Call, CallError, CallId, CallOutcome, CallTable, Seen};
 use farwood_fabric::clock::Nanos;
-use farwood_fabric::control::{JOURNAL_BYTES, Request};
+use farwood_fabric::control::{IndexId, JOURNAL_BYTES, Request};
 use farwood_fabric::procedure::{ProcedureId, ProcedureSet};
 use farwood_fabric::region::{Identity, RegionSpec};
 use farwood_fabric::server::{HostAction, ServerLogic, ServerMemory, StartError};
 use farwood_fabric::status::Tables;
 use farwood_fabric::wire::{decode, encode};
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A memory server without a network.
@@ -82,9 +83,15 @@ impl ServerLogic for MemoryServer {
         self.lock().as_mut().map_or_else(Vec::new, |server| server.finished(call, outcome))
     }
 
-    fn abandoned(&self, session: SessionId, term: u64) {
+    fn abandoned(&self, memory: &dyn ServerMemory, session: SessionId, term: u64) {
         if let Some(server) = self.lock().as_mut() {
-            server.sessions.abandon(session, term);
+            server.sessions.abandon(memory, session, term);
+        }
+    }
+
+    fn silent(&self, session: SessionId, term: u64, now: Nanos) {
+        if let Some(server) = self.lock().as_mut() {
+            server.sessions.hush(session, term, now);
         }
     }
 
@@ -118,6 +125,10 @@ pub(crate) struct Server {
     pub(crate) host: Host,
     calls: CallTable,
     held_back: Vec<HeldBack>,
+    /// (Coordinator) When leases are looked at again.
+    pub(crate) next_look: Nanos,
+    /// (Coordinator) When somebody was last asked to finish the drop of an index.
+    pub(crate) drop_offers: BTreeMap<IndexId, Nanos>,
 }
 
 impl Server {
@@ -134,13 +145,16 @@ impl Server {
         }
         let config = &config;
         let incarnation = layout::recognise(memory, config)?;
-        let (sessions, living) = SessionTable::load(memory, config)?;
+        let (sessions, known) = SessionTable::load(memory, config)?;
         let mut clock = EpochClock::new(
             layout::load(memory, superblock::EPOCH_AT),
             layout::load(memory, superblock::FLUSH_AT),
         );
-        for (session, progress) in living {
+        for (session, progress) in known {
             clock.join(session, progress);
+            if matches!(sessions.state(session), State::Fenced | State::Adopting { .. }) {
+                clock.fence(session);
+            }
         }
         let identity = Identity {
             pool: config.pool,
@@ -162,9 +176,12 @@ impl Server {
             host: Host::new(config.cores, config.max_long, config.queue),
             calls: CallTable::default(),
             held_back: Vec::new(),
+            next_look: 0,
+            drop_offers: BTreeMap::new(),
         };
         server.sessions.repair(memory);
         server.disown_the_gone(memory);
+        server.drop_orphans(memory);
         Ok(server)
     }
 

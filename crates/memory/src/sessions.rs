@@ -24,10 +24,20 @@
 //! The coordinator handed out the terms itself: for it, one that is not the slot's does not exist (an older one that
 //! attaches is told that it was fenced).
 //!
-//! Leases exist on the coordinator only, and only decide who may be fenced: nothing happens when one runs out, and
-//! a late heartbeat renews it. After a restart all sessions found have *lost* their lease: the replies that made
-//! their calls run at most once are gone, so none of their calls is taken any more. So has a session whose process is
-//! known to be gone: it can be fenced at once.
+//! Leases exist on the coordinator only, and only decide who may be fenced: a late heartbeat renews one that ran out.
+//! After a restart all sessions found have *lost* their lease: the replies that made their calls run at most once are
+//! gone, so none of their calls is taken any more. So has a session whose process is known to be gone: it can be fenced
+//! at once. One whose last connection closed has [`SILENCE_NS`] left.
+//!
+//! **Who recovers the dead.** Servers know no engines, so sessions do it; the coordinator notices and offers
+//! ([`SessionTable::offer`]). With every heartbeat of a session that does chores it looks for one that needs recovery,
+//! and sets the *lost* bit of those whose lease has run out, for whoever waits for their locks. An offer is no right: fencing is
+//! idempotent and the adoption is one session's at a time. It is offered to somebody else after a while.
+//!
+//! **Kept back.** The last [`KEPT_BACK`] free numbers are for sessions that come to recover others (`reaper`), so that a pool
+//! full of dead sessions lets somebody in to clean it. Reapers own nothing. If those numbers are taken by dead reapers,
+//! a new one takes the place of a lost one: it has the same number and a newer term, goes on with the adoptions
+//! of its predecessor, and fences it on every server by attaching there.
 //!
 //! Invariants: a state is committed by the first word of its entry; a slot's term only grows; whoever leaves `Active`
 //! or `Fencing` gives up its adoptions in the stores before, so an adopter is always a session that may still act.
@@ -37,9 +47,19 @@ use crate::epochs::Progress;
 use crate::layout::{self, Layout, session_entry, superblock};
 use farwood_fabric::addr::SessionId;
 use farwood_fabric::clock::Nanos;
-use farwood_fabric::control::{ControlError, SessionState};
+use farwood_fabric::clock::MILLISECOND;
+use farwood_fabric::control::{ControlError, SessionState, SessionWord};
 use farwood_fabric::server::{ServerMemory, StartError};
 use std::cmp::Ordering;
+
+/// How long a session lives that has hung up and is not heard of again.
+const SILENCE_NS: Nanos = 500 * MILLISECOND;
+/// How many free numbers are for reapers alone, of at least eight times as many.
+const KEPT_BACK: u16 = 2;
+/// An offer to recover somebody stands for this part of a lease, then others get it too.
+const OFFERS_PER_LEASE: Nanos = 8;
+/// The same where leases last for ever.
+const OFFER_NS: Nanos = 500 * MILLISECOND;
 
 /// State of a session's slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,8 +85,14 @@ struct Slot {
     state: State,
     read_only: bool,
     lease: Lease,
+    /// The table says that its lease is lost.
+    is_lost: bool,
+    /// It holds nothing: it came to recover others.
+    reaper: bool,
     /// In state `Free`, the term of the last session known here.
     term: u64,
+    /// (Coordinator) Who was asked to recover it, and when.
+    offered: Option<(SessionId, Nanos)>,
 }
 
 /// How a session comes to a server.
@@ -78,6 +104,15 @@ pub(crate) enum Attach {
     New,
     /// It is new, but an earlier holder of its number left something behind.
     Instead,
+}
+
+/// What a session comes for.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Kind {
+    /// It only reads.
+    pub(crate) read_only: bool,
+    /// It recovers others and holds nothing.
+    pub(crate) reaper: bool,
 }
 
 /// A session as the table lists it.
@@ -102,7 +137,7 @@ pub(crate) struct SessionTable {
 }
 
 impl SessionTable {
-    /// Reads the table from META, and what its living sessions had published.
+    /// Reads the table from META, and what its sessions had published.
     pub(crate) fn load(
         memory: &dyn ServerMemory,
         config: &ServerConfig,
@@ -125,7 +160,7 @@ impl SessionTable {
             let slot = decode(word, term)
                 .filter(|slot| !table.coordinator || slot.term < table.next_term)
                 .ok_or_else(|| layout::damaged("session", u64::from(number) + 1))?;
-            if matches!(slot.state, State::Active | State::Fencing) {
+            if slot.state != State::Free {
                 let progress = Progress {
                     oldest_pin: layout::load(memory, entry + session_entry::PIN_AT),
                     flushed: layout::load(memory, entry + session_entry::FLUSHED_AT),
@@ -141,18 +176,26 @@ impl SessionTable {
     pub(crate) fn open(
         &mut self,
         memory: &dyn ServerMemory,
-        read_only: bool,
+        kind: Kind,
         progress: Progress,
         now: Nanos,
     ) -> Result<SessionId, ControlError> {
         let max = self.max();
-        let free = (0..max)
+        let Kind { read_only, reaper } = kind;
+        let mut free = (0..max)
             .map(|step| {
                 let slot = u32::from(self.next_slot) + u32::from(step);
                 u16::try_from(slot % u32::from(max)).unwrap_or(0)
             })
-            .find(|slot| self.slots[usize::from(*slot)].state == State::Free);
-        let slot = free.ok_or(ControlError::SessionsFull { max })?;
+            .filter(|slot| self.slots[usize::from(*slot)].state == State::Free)
+            .take(usize::from(KEPT_BACK) + 1);
+        let kept_back = if reaper { 0 } else { KEPT_BACK.min(max / 8) };
+        let (first, behind) = (free.next(), free.count());
+        let slot = match first.filter(|_| behind >= usize::from(kept_back)) {
+            Some(slot) => slot,
+            None if reaper => self.lost_reaper(now).ok_or(ControlError::SessionsFull { max })?,
+            None => return Err(ControlError::SessionsFull { max }),
+        };
         self.next_slot = (slot + 1) % max;
         layout::store(memory, superblock::NEXT_SLOT_AT, u64::from(self.next_slot));
         let term = self.next_term;
@@ -161,8 +204,64 @@ impl SessionTable {
         let session = SessionId::new(slot + 1);
         self.publish(memory, session, progress);
         let lease = self.fresh_lease(now);
-        self.set(memory, slot, Slot { state: State::Active, read_only, lease, term });
+        let state = State::Active;
+        self.set(memory, slot, Slot { state, read_only, lease, is_lost: false, reaper, term, offered: None });
         Ok(session)
+    }
+
+    /// A reaper that is not fenced yet and whose lease has run out.
+    fn lost_reaper(&self, now: Nanos) -> Option<u16> {
+        let is_lost = |slot: &u16| {
+            let held = self.slots[usize::from(*slot)];
+            held.reaper && held.state == State::Active && self.lease_left_ns(*slot, now) == 0
+        };
+        (0..self.max()).find(is_lost)
+    }
+
+    /// (Coordinator) Notes in the table whose lease has run out, for those who wait for their locks.
+    pub(crate) fn note_lost(&mut self, memory: &dyn ServerMemory, now: Nanos) {
+        for number in 0..self.max() {
+            let slot = self.slots[usize::from(number)];
+            if slot.state == State::Active && !slot.is_lost && self.lease_left_ns(number, now) == 0 {
+                self.set(memory, number, Slot { is_lost: true, ..slot });
+            }
+        }
+    }
+
+    /// (Coordinator) A session that needs recovery, which `by` is now asked for.
+    pub(crate) fn offer(&mut self, by: SessionId, now: Nanos) -> Option<SessionId> {
+        let stands_for = if self.lease_ns == 0 { OFFER_NS } else { self.lease_ns / OFFERS_PER_LEASE };
+        for number in 0..self.max() {
+            let session = SessionId::new(number + 1);
+            let slot = self.slots[usize::from(number)];
+            let needs_recovery = match slot.state {
+                State::Free => false,
+                State::Active => self.lease_left_ns(number, now) == 0,
+                State::Fencing | State::Fenced => true,
+                // Whoever has begun is reminded. If it dies, it is recovered itself, and gives the adoption up.
+                State::Adopting { by: adopter } => adopter == by,
+            };
+            // Whoever had the last offer comes after those who had none.
+            let stands = slot.offered.is_some_and(|(to, since)| {
+                let times = if to == by { 2 } else { 1 };
+                let is_there = self.state(to) == State::Active && !self.is_lost(to);
+                is_there && now.saturating_sub(since) < stands_for * times
+            });
+            if session != by && needs_recovery && !stands {
+                self.slots[usize::from(number)].offered = Some((by, now));
+                return Some(session);
+            }
+        }
+        None
+    }
+
+    fn is_lost(&self, session: SessionId) -> bool {
+        self.slot(session).is_ok_and(|slot| self.slots[usize::from(slot)].is_lost)
+    }
+
+    /// Whether the session came to recover others.
+    pub(crate) fn is_reaper(&self, session: SessionId) -> bool {
+        self.slot(session).is_ok_and(|slot| self.slots[usize::from(slot)].reaper)
     }
 
     /// Whether a session that the coordinator opened may come in here; on the coordinator itself, one that it knows
@@ -194,7 +293,8 @@ impl SessionTable {
         let slot = self.slot(session)?;
         let held = self.slots[usize::from(slot)];
         let lease = if held.term == term { held.lease } else { Lease::Forever };
-        self.set(memory, slot, Slot { state: State::Active, read_only, lease, term });
+        let state = State::Active;
+        self.set(memory, slot, Slot { state, read_only, lease, term, is_lost: false, ..held });
         Ok(())
     }
 
@@ -215,19 +315,36 @@ impl SessionTable {
     }
 
     /// A heartbeat came.
-    pub(crate) fn renew(&mut self, session: SessionId, now: Nanos) {
+    pub(crate) fn renew(&mut self, memory: &dyn ServerMemory, session: SessionId, now: Nanos) {
         let lease = self.fresh_lease(now);
-        if let Ok(slot) = self.slot(session) {
-            self.slots[usize::from(slot)].lease = lease;
+        if let Ok(number) = self.slot(session) {
+            let slot = &mut self.slots[usize::from(number)];
+            slot.lease = lease;
+            if slot.is_lost {
+                let slot = Slot { is_lost: false, offered: None, ..*slot };
+                self.set(memory, number, slot);
+            }
         }
     }
 
     /// The session's process is gone: nobody renews its lease, and nothing that still comes in its name is taken.
-    pub(crate) fn abandon(&mut self, session: SessionId, term: u64) {
-        if let Ok(slot) = self.slot(session) {
-            let slot = &mut self.slots[usize::from(slot)];
+    pub(crate) fn abandon(&mut self, memory: &dyn ServerMemory, session: SessionId, term: u64) {
+        if let Ok(number) = self.slot(session) {
+            let slot = self.slots[usize::from(number)];
             if slot.state == State::Active && slot.term == term {
-                slot.lease = Lease::Lost;
+                self.set(memory, number, Slot { lease: Lease::Lost, is_lost: true, ..slot });
+            }
+        }
+    }
+
+    /// The session has hung up: unless it is heard of again, its lease ends soon.
+    pub(crate) fn hush(&mut self, session: SessionId, term: u64, now: Nanos) {
+        if let Ok(number) = self.slot(session) {
+            let slot = &mut self.slots[usize::from(number)];
+            if let (State::Active, Lease::Until(end)) = (slot.state, slot.lease) {
+                if slot.term == term {
+                    slot.lease = Lease::Until(end.min(now.saturating_add(SILENCE_NS)));
+                }
             }
         }
     }
@@ -382,6 +499,11 @@ impl SessionTable {
         self.slot(session).map_or(State::Free, |slot| self.slots[usize::from(slot)].state)
     }
 
+    /// Whether there is a session of this term, dead or alive.
+    pub(crate) fn has_term(&self, term: u64) -> bool {
+        self.slots.iter().any(|slot| slot.term == term && slot.state != State::Free)
+    }
+
     /// Term of a session, or of the last that had the number; 0 if there was none.
     pub(crate) fn term(&self, session: SessionId) -> u64 {
         self.slot(session).map_or(0, |slot| self.slots[usize::from(slot)].term)
@@ -471,27 +593,27 @@ impl SessionTable {
 }
 
 fn encode(slot: Slot) -> u64 {
-    let (state, by) = match slot.state {
-        State::Free => return 0,
-        State::Active => (1, SessionId::NONE),
-        State::Fencing => (2, SessionId::NONE),
-        State::Fenced => (3, SessionId::NONE),
-        State::Adopting { by } => (4, by),
+    let (state, adopter) = match slot.state {
+        State::Free => (None, SessionId::NONE),
+        State::Active => (Some(SessionState::Active), SessionId::NONE),
+        State::Fencing => (Some(SessionState::Fencing), SessionId::NONE),
+        State::Fenced => (Some(SessionState::Fenced), SessionId::NONE),
+        State::Adopting { by } => (Some(SessionState::Adopting), by),
     };
-    state | u64::from(slot.read_only) << 8 | u64::from(by.get()) << 16
+    SessionWord { state, read_only: slot.read_only, is_lost: slot.is_lost, adopter }.to_raw()
 }
 
 fn decode(word: u64, term: u64) -> Option<Slot> {
-    let by = SessionId::new((word >> 16 & 0xffff) as u16);
-    let state = match word & 0xff {
-        0 if word == 0 => State::Free,
-        1 => State::Active,
-        2 => State::Fencing,
-        3 => State::Fenced,
-        4 => State::Adopting { by },
-        _ => return None,
+    let SessionWord { state, read_only, is_lost, adopter } = SessionWord::from_raw(word)?;
+    let state = match state {
+        None => State::Free,
+        Some(SessionState::Active) => State::Active,
+        Some(SessionState::Fencing) => State::Fencing,
+        Some(SessionState::Fenced) => State::Fenced,
+        Some(SessionState::Adopting) => State::Adopting { by: adopter },
     };
-    let slot = Slot { state, read_only: word >> 8 & 1 == 1, lease: Lease::Lost, term };
+    // A restart forgets who came to recover others: such a session is recovered like any other.
+    let slot = Slot { state, read_only, lease: Lease::Lost, is_lost, reaper: false, term, offered: None };
     (encode(slot) == word && (term > 0 || state == State::Free)).then_some(slot)
 }
 

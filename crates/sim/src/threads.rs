@@ -10,9 +10,10 @@ use crate::check::{self, leaks};
 use crate::history::{History, Operation};
 use crate::mix::{self, Mix};
 use crate::spelling::Spelling;
-use crate::trial::Failure;
+use crate::trial::{Failure, join_options};
 use farwood_fabric::clock::{MILLISECOND, Nanos, SECOND};
-use farwood_fabric::{Cluster, Endpoint, Executor, GlobalAddr, SessionOptions, marks};
+use farwood_fabric::{Cluster, Endpoint, Executor, GlobalAddr, marks};
+use farwood_index::engine::PLAIN;
 use farwood_index::{Engine, IndexError, Pool};
 use std::collections::BTreeMap;
 
@@ -65,23 +66,21 @@ impl Done {
 
 /// Creates the index that is to be tried.
 pub fn prepare<E: Engine>(engine: &E, cluster: &Cluster) -> Result<(), IndexError> {
-    on_a_session(cluster, async |pool, endpoint| {
+    on_a_session(engine, cluster, async |pool, endpoint| {
         engine.create(pool, endpoint, INDEX).await?;
         let op = endpoint.op();
-        let stamps = pool.create_index(&op, STAMPS, STAMPS, &[]).await?;
+        let stamps = pool.create_index(&op, STAMPS, PLAIN, &[]).await?;
         Ok(pool.index_ready(&op, stamps.id).await?)
     })
 }
 
 /// Judges what the crews of all processes did, and what they left.
 pub fn judge<E: Engine>(engine: &E, cluster: &Cluster, operations: Vec<Operation>) -> Result<(), Failure> {
-    let measured = on_a_session(cluster, async |pool, endpoint| {
+    let measured = on_a_session(engine, cluster, async |pool, endpoint| {
         let attached = engine.attach(pool, endpoint, INDEX).await?;
         // Who left while others could still reach what it had retired has left that to be inherited.
-        for info in pool.session().list(&endpoint.op()).await? {
-            if info.session != pool.session().id() {
-                engine.recover(&attached, endpoint, info.session).await?;
-            }
+        while pool.session().list(&endpoint.op()).await?.len() > 1 {
+            endpoint.sleep(HEARTBEAT_NS).await;
         }
         let reachable = engine.check(&attached, endpoint).await?;
         pool.heap().close(endpoint).await?;
@@ -98,14 +97,15 @@ pub fn judge<E: Engine>(engine: &E, cluster: &Cluster, operations: Vec<Operation
 }
 
 fn on_a_session<T>(
+    engine: &impl Engine,
     cluster: &Cluster,
     work: impl AsyncFnOnce(&Pool, &Endpoint) -> Result<T, IndexError>,
 ) -> Result<T, IndexError> {
     let executor = Executor::new();
     let result = executor.block_on(async {
-        let pool = Pool::join(cluster, SessionOptions::default()).await?;
+        let pool = Pool::join_with(cluster, join_options(engine)).await?;
         let endpoint = pool.session().endpoint()?;
-        pool.session().keep_alive(&endpoint, HEARTBEAT_NS);
+        pool.keep_alive(&endpoint, HEARTBEAT_NS);
         let result = work(&pool, &endpoint).await?;
         pool.leave(&endpoint).await?;
         Ok(result)
@@ -132,9 +132,9 @@ pub fn work<E: Engine>(engine: &E, cluster: &Cluster, crew: &Crew) -> Result<Don
 fn one_session<E: Engine>(engine: &E, cluster: &Cluster, crew: &Crew, session: u32) -> Result<Done, Failure> {
     let executor = Executor::new();
     let joined = executor.block_on(async {
-        let pool = Pool::join(cluster, SessionOptions::default()).await?;
+        let pool = Pool::join_with(cluster, join_options(engine)).await?;
         let endpoint = pool.session().endpoint()?;
-        pool.session().keep_alive(&endpoint, HEARTBEAT_NS);
+        pool.keep_alive(&endpoint, HEARTBEAT_NS);
         let attached = engine.attach(&pool, &endpoint, INDEX).await?;
         let stamps = pool.open_index(&endpoint.op(), STAMPS, None).await?;
         Ok::<_, IndexError>((pool, endpoint, attached, stamps.anchor))

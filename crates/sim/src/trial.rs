@@ -1,10 +1,11 @@
 //! One trial: a world, a workload and a fault plan, all of it in one line of text that replays exactly.
 //!
 //! 1. Memory servers start; the driver joins the pool and creates the engine.
-//! 2. Compute servers start as processes of their own. Each joins the pool, keeps its lease alive, recovers sessions whose
-//!    lease has run out, and runs tasks, which do random operations one after the other and write down what they were told.
+//! 2. Compute servers start as processes of their own. Each joins the pool, keeps its lease alive (with the product's janitor,
+//!    which recovers the dead), and runs tasks, which do random operations one after the other and write down what they were told.
 //!    One that finds itself fenced starts anew with a new session.
-//! 3. When all have ended or died, the driver waits for the leases of the dead and recovers them.
+//! 3. When all have ended or died, the driver waits until the dead have been recovered: by its own session's janitor, as in any
+//!    other compute server.
 //! 4. The structure is walked and verified, memory is accounted for, and the history is judged.
 
 use crate::check::{self, leaks};
@@ -12,12 +13,13 @@ use crate::history::{Action, History};
 use crate::mix::{self, Mix};
 use crate::spelling::Spelling;
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos};
-use farwood_fabric::control::SessionState;
+use farwood_fabric::control::IndexState;
 use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::server::{ServerLogic, StartError};
 use farwood_fabric::transport::sim::{Fault, FaultPlan, Sabotage, Sim, SimConfig, SimReport, SimStop};
-use farwood_fabric::{Cluster, Endpoint, ServerId, SessionOptions, marks};
+use farwood_fabric::{Cluster, Endpoint, ServerId, marks};
+use farwood_index::pool::JoinOptions;
 use farwood_index::shared::heap::{CLAIM, MAX_FREE};
 use farwood_index::{Engine, IndexError, OrderedIndex, Pool};
 use farwood_memory::{MemoryServer, ServerConfig};
@@ -36,8 +38,8 @@ const HEARTBEAT_NS: Nanos = 100 * MICROSECOND;
 const MAX_LIVES: u32 = 5;
 /// What the index is called.
 const INDEX: &str = "tried";
-/// How often the driver looks whether the dead can be recovered.
-const MAX_RECOVERY_ROUNDS: u32 = 100;
+/// How often the driver looks whether the dead have been recovered.
+const MAX_RECOVERY_WAITS: u32 = 100;
 
 /// Faults that a trial draws. The loss of a server is not among them: what it held is gone, so there is nothing to check;
 /// see the tests of the fabric for that.
@@ -381,9 +383,9 @@ async fn drive<E: Engine>(
     log: Rc<RefCell<Log>>,
 ) -> Result<leaks::Usage, IndexError> {
     let cluster = sim.cluster();
-    let pool = Pool::join(&cluster, SessionOptions::default()).await?;
+    let pool = join(&cluster, &engine).await?;
     let endpoint = pool.session().endpoint()?;
-    pool.session().keep_alive(&endpoint, HEARTBEAT_NS);
+    pool.keep_alive(&endpoint, HEARTBEAT_NS);
     engine.create(&pool, &endpoint, INDEX).await?;
     let attached = engine.attach(&pool, &endpoint, INDEX).await?;
     let clients: Vec<_> = (0..trial.sessions)
@@ -401,14 +403,25 @@ async fn drive<E: Engine>(
         // A slow server cost the driver its lease too, and a client took it for dead. Nobody is left who could do so again.
         Err(IndexError::Fenced) => {
             marks::hit("driver_fenced");
-            let pool = Pool::join(&cluster, SessionOptions::default()).await?;
+            let pool = join(&cluster, &engine).await?;
             let endpoint = pool.session().endpoint()?;
-            pool.session().keep_alive(&endpoint, HEARTBEAT_NS);
+            pool.keep_alive(&endpoint, HEARTBEAT_NS);
             let attached = engine.attach(&pool, &endpoint, INDEX).await?;
             take_stock(&sim, &engine, (&pool, &attached), &endpoint).await
         }
         ended => ended,
     }
+}
+
+/// Joins the pool, with the engine's mistakes.
+async fn join<E: Engine>(cluster: &Cluster, engine: &E) -> Result<Pool, IndexError> {
+    Ok(Pool::join_with(cluster, join_options(engine)).await?)
+}
+
+/// How compute servers that use an engine join, with its mistakes.
+pub fn join_options<E: Engine>(engine: &E) -> JoinOptions {
+    let recoverers = engine.recoverer().into_iter().collect();
+    JoinOptions { mistakes: engine.mistakes(), recoverers, ..JoinOptions::default() }
 }
 
 /// What is there when all clients have ended, and whether it is whole.
@@ -418,44 +431,24 @@ async fn take_stock<E: Engine>(
     (pool, attached): (&Pool, &E::Attached),
     endpoint: &Endpoint,
 ) -> Result<leaks::Usage, IndexError> {
-    recover_the_dead(sim, engine, (pool, attached), endpoint).await?;
+    wait_for_recovery(sim, pool, endpoint).await?;
     let reachable = engine.check(attached, endpoint).await?;
     // What recovery retired into the driver's hands is given back before memory is counted.
     pool.heap().close(endpoint).await?;
     Ok(leaks::measure(pool.session(), endpoint, &reachable).await?)
 }
 
-/// Recovers whoever has lost its lease, for as long as there is somebody.
-async fn recover_the_dead<E: Engine>(
-    sim: &Sim,
-    engine: &E,
-    member: (&Pool, &E::Attached),
-    endpoint: &Endpoint,
-) -> Result<(), IndexError> {
-    for _ in 0..MAX_RECOVERY_ROUNDS {
-        if recover_expired(engine, member, endpoint).await? == 0 {
+/// Waits until the product has recovered whoever died, and finished every drop.
+async fn wait_for_recovery(sim: &Sim, pool: &Pool, endpoint: &Endpoint) -> Result<(), IndexError> {
+    for _ in 0..MAX_RECOVERY_WAITS {
+        let sessions = pool.session().list(&endpoint.op()).await?;
+        let indexes = pool.list_indexes(&endpoint.op()).await?;
+        if sessions.len() == 1 && indexes.iter().all(|info| info.state == IndexState::Ready) {
             return Ok(());
         }
         sim.sleep(LEASE_NS).await;
     }
-    Err(IndexError::Contended { what: "the recovery of all sessions", attempts: MAX_RECOVERY_ROUNDS })
-}
-
-/// Recovers the sessions whose lease has run out; returns how many others there were, dead or alive.
-async fn recover_expired<E: Engine>(
-    engine: &E,
-    (pool, attached): (&Pool, &E::Attached),
-    endpoint: &Endpoint,
-) -> Result<usize, IndexError> {
-    let sessions = pool.session().list(&endpoint.op()).await?;
-    let others: Vec<_> = sessions.into_iter().filter(|info| info.session != pool.session().id()).collect();
-    for info in &others {
-        if info.state == SessionState::Active && info.lease_left_ns > 0 {
-            continue;
-        }
-        engine.recover(attached, endpoint, info.session).await?;
-    }
-    Ok(others.len())
+    Err(IndexError::Contended { what: "the recovery of all sessions", attempts: MAX_RECOVERY_WAITS })
 }
 
 /// One compute server: as many lives as it takes to do its operations.
@@ -488,9 +481,9 @@ async fn live<E: Engine>(
     log: &Rc<RefCell<Log>>,
     left: &Rc<RefCell<Vec<u32>>>,
 ) -> Result<(), IndexError> {
-    let pool = Pool::join_with(cluster, SessionOptions::default(), engine.heap_sabotage()).await?;
+    let pool = join(cluster, engine).await?;
     let keeper = pool.session().endpoint()?;
-    pool.session().keep_alive(&keeper, HEARTBEAT_NS);
+    pool.keep_alive(&keeper, HEARTBEAT_NS);
     let attached = engine.attach(&pool, &keeper, INDEX).await?;
     let tasks: Vec<_> = (0..trial.tasks)
         .map(|task| {
@@ -511,15 +504,6 @@ async fn live<E: Engine>(
             })
         })
         .collect();
-    let janitor = (pool.clone(), attached, engine.clone(), keeper.clone());
-    keeper.spawn(async move {
-        let (pool, attached, engine, keeper) = janitor;
-        while !pool.session().is_fenced() && !pool.session().is_closed() {
-            keeper.sleep(LEASE_NS).await;
-            // Whatever goes wrong here goes wrong for the tasks too, which say so.
-            let _ = recover_expired(&engine, (&pool, &attached), &keeper).await;
-        }
-    });
     let mut result = Ok(());
     for task in tasks {
         let ended = task.await.unwrap_or(Err(IndexError::Unknown));

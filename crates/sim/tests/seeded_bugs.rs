@@ -260,7 +260,7 @@ fn a_scan_that_trusts_its_cache() {
 fn an_intent_of_the_dead_that_is_forgotten() {
     // Rare: somebody has to die in the middle of one WRITE of a batch of four. Tasks that wait would only be in the way of that.
     let kills = |seed| Trial { tasks: 1, ..crowded(seed) }.with_faults(FaultKind::Kill, 4);
-    tree_bug_is_caught("forget_intents", &long_values(), |s| s.forget_intents = true, kills);
+    tree_bug_is_caught("forget_intents", &long_values(), |s| s.recovery.forget_intents = true, kills);
 }
 
 #[test]
@@ -386,7 +386,7 @@ fn a_hash_table_that_is_resized_without_a_second_look() {
 fn an_intent_of_the_dead_that_a_radix_tree_forgets() {
     let art = sphinx::Config::art();
     let kills = |seed| Trial { keys: 2, ..crowded(seed) }.with_faults(FaultKind::Kill, 4);
-    radix_bug_is_caught("radix: forget_intents", &art, |s| s.forget_intents = true, kills);
+    radix_bug_is_caught("radix: forget_intents", &art, |s| s.recovery.forget_intents = true, kills);
 }
 
 #[test]

@@ -341,7 +341,7 @@ impl<E: Engine> Run<E> {
             let endpoint = pool.session().endpoint()?;
             let lease_ns = pool.session().lease_ns();
             if lease_ns > 0 {
-                pool.session().keep_alive(&endpoint, lease_ns / HEARTBEATS_PER_LEASE);
+                pool.keep_alive(&endpoint, lease_ns / HEARTBEATS_PER_LEASE);
             }
             let attached = self.engine.attach(&pool, &endpoint, INDEX).await?;
             let shared = (pool.clone(), attached.clone());

@@ -17,6 +17,7 @@ use farwood_fabric::clock::{MILLISECOND, Nanos, SECOND};
 use farwood_fabric::control::{ANCHOR_BYTES, ControlError, IndexInfo, Reply, Request};
 use farwood_fabric::{CallError, Endpoint, FabricError, GlobalAddr, RegionId, ServerId, SessionOptions};
 use farwood_index::Pool;
+use farwood_index::engine::PLAIN;
 
 const MEETING: &str = "farwood-bench-meeting";
 const CAME_AT: u64 = 0;
@@ -71,7 +72,7 @@ impl Joint {
 
     async fn come(pool: &Pool, endpoint: &Endpoint, of: u32, settings: &[u8]) -> Result<Self, String> {
         let op = endpoint.op();
-        let info = match pool.create_index(&op, MEETING, "meeting", settings).await {
+        let info = match pool.create_index(&op, MEETING, PLAIN, settings).await {
             Ok(info) => {
                 pool.index_ready(&op, info.id).await.map_err(to_text)?;
                 info

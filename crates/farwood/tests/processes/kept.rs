@@ -5,6 +5,7 @@ use super::world::{Folder, address_in, client, connect, farwood, serve, serve_at
 use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
 use farwood_fabric::{Executor, FabricError, ServerId, Session, SessionOptions};
 use farwood_index::{Engine, OrderedIndex, Pool};
+use farwood_sim::trial::join_options;
 use rustix::process::Signal;
 
 const POOL: [&str; 4] = ["--pool", "00000000000000000000000000000007", "--lease-ms", "50"];
@@ -51,10 +52,10 @@ fn a_server_that_is_started_again_has_what_it_had() {
         index.put(&5u64.to_be_bytes(), b"kept").await.unwrap();
         server.kill();
         server = serve(&folder.0, &arguments);
-        let again = Pool::join(&connect().unwrap(), SessionOptions::default()).await.unwrap();
+        let again = Pool::join_with(&connect().unwrap(), join_options(&cells())).await.unwrap();
         let endpoint = again.session().endpoint().unwrap();
         let attached = cells().attach(&again, &endpoint, INDEX).await.unwrap();
-        cells().recover(&attached, &endpoint, pool.session().id()).await.unwrap();
+        assert!(again.recover(&endpoint.op(), pool.session().id()).await.unwrap());
         let index = cells().open(&attached, &endpoint, 0).unwrap();
         assert_eq!(index.get(&5u64.to_be_bytes()).await.unwrap(), Some(b"kept".to_vec()));
         cells().check(&attached, &endpoint).await.unwrap();

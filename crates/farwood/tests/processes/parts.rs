@@ -64,7 +64,7 @@ pub(crate) const TREE_KEYS: u64 = 2000;
 async fn keep_growing(cluster: &Cluster) -> Result<(), IndexError> {
     let pool = Pool::join(cluster, SessionOptions::default()).await?;
     let endpoint = pool.session().endpoint()?;
-    pool.session().keep_alive(&endpoint, HEARTBEAT_NS);
+    pool.keep_alive(&endpoint, HEARTBEAT_NS);
     let mut tasks = Vec::new();
     for (name, _) in TREES {
         let tree = Index::open(&pool, &endpoint, name).await?;
@@ -109,7 +109,7 @@ async fn idle(cluster: &Cluster) -> Result<(), FabricError> {
 async fn keep_writing<E: Engine>(engine: &E, cluster: &Cluster) -> Result<(), IndexError> {
     let pool = Pool::join(cluster, SessionOptions::default()).await?;
     let endpoint = pool.session().endpoint()?;
-    pool.session().keep_alive(&endpoint, HEARTBEAT_NS);
+    pool.keep_alive(&endpoint, HEARTBEAT_NS);
     let attached = engine.attach(&pool, &endpoint, INDEX).await?;
     let index = engine.open(&attached, &endpoint, 0)?;
     say_at_work();

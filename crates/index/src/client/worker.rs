@@ -202,7 +202,7 @@ fn lead(cluster: &Cluster, queue: &Queue, opened: &Sender<Result<Pool, IndexErro
         };
         let lease = pool.session().lease_ns();
         let every = if lease == 0 { HEARTBEAT_NS } else { HEARTBEAT_NS.min(lease / HEARTBEATS_PER_LEASE) };
-        pool.session().keep_alive(&endpoint, every);
+        pool.keep_alive(&endpoint, every);
         let _ = opened.send(Ok(pool.clone()));
         work(&pool, &endpoint, queue).await;
         // If it fails, the lease runs out, and whoever needs what we held takes it.

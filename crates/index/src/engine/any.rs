@@ -1,13 +1,15 @@
 //! Any engine, by the name in the catalog: the one place where a name becomes a type for those who open indexes by name.
 
 use super::Engine;
-use super::sherman::{self, Sherman};
+use super::sherman::{self, LocksAlone, Sherman};
 use super::sphinx::{self, Sphinx};
 use crate::Pool;
 use crate::api::{IndexError, KeyValue, OrderedIndex};
+use crate::pool::recovery::{LocalFuture, Recoverer};
 use crate::shared::heap::Class;
 use farwood_fabric::control::IndexInfo;
-use farwood_fabric::{Endpoint, GlobalAddr, SessionId};
+use farwood_fabric::session::Estate;
+use farwood_fabric::{Endpoint, GlobalAddr, Op};
 use std::ops::{Bound, RangeInclusive};
 
 /// An engine, whichever it is.
@@ -77,6 +79,39 @@ impl AnyEngine {
 fn unknown(name: &str) -> IndexError {
     let names = AnyEngine::NAMES.join(", ");
     IndexError::BadConfig { why: format!("there is no engine '{name}' in this version; there are {names}") }
+}
+
+/// The engine's name of an index that is no engine's: words and chunks of its own, without locks and intents.
+pub const PLAIN: &str = "plain";
+
+/// What recovery has to know of this library's engines.
+#[derive(Clone, Copy, Debug)]
+pub struct Engines;
+
+impl Recoverer for Engines {
+    fn knows(&self, info: &IndexInfo) -> bool {
+        let name = info.engine.as_str();
+        AnyEngine::NAMES.contains(&name) || [LocksAlone::NAME, PLAIN].contains(&name)
+    }
+
+    fn settle<'a>(
+        &'a self,
+        op: &'a Op,
+        pool: &'a Pool,
+        info: &'a IndexInfo,
+        estate: &'a Estate,
+    ) -> LocalFuture<'a, Result<(), IndexError>> {
+        Box::pin(async move {
+            // What Sphinx leaves is mended by whoever comes by it; its locks are in lock memory.
+            if !["sherman", "fg+", LocksAlone::NAME].contains(&info.engine.as_str()) {
+                return Ok(());
+            }
+            match Sherman::locks_in_main_memory(op, pool, info).await? {
+                Some(table) => table.free_all_of(op, estate.victim, pool.mistakes().recovery).await,
+                None => Ok(()),
+            }
+        })
+    }
 }
 
 /// One engine was given what another has of an index.
@@ -152,23 +187,6 @@ impl Engine for AnyEngine {
         match (self, index) {
             (Self::Sherman(engine), AnyIndex::Sherman(index)) => engine.warm_up(index).await,
             (Self::Sphinx(engine), AnyIndex::Sphinx(index)) => engine.warm_up(index).await,
-            _ => Err(mixed()),
-        }
-    }
-
-    async fn recover(
-        &self,
-        attached: &AnyAttached,
-        endpoint: &Endpoint,
-        victim: SessionId,
-    ) -> Result<(), IndexError> {
-        match (self, attached) {
-            (Self::Sherman(engine), AnyAttached::Sherman(attached)) => {
-                engine.recover(attached, endpoint, victim).await
-            }
-            (Self::Sphinx(engine), AnyAttached::Sphinx(attached)) => {
-                engine.recover(attached, endpoint, victim).await
-            }
             _ => Err(mixed()),
         }
     }

@@ -10,13 +10,15 @@ mod any;
 pub mod sherman;
 pub mod sphinx;
 
-pub use any::{AnyAttached, AnyEngine, AnyIndex};
+pub use any::{AnyAttached, AnyEngine, AnyIndex, Engines, PLAIN};
 
 use crate::Pool;
 use crate::api::{IndexError, KeyValue, OrderedIndex};
-use crate::shared::heap::{self, Class};
-use farwood_fabric::{Endpoint, GlobalAddr, SessionId, Work};
+use crate::pool::{self, Recoverer};
+use crate::shared::heap::Class;
+use farwood_fabric::{Endpoint, GlobalAddr, Work};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 /// An engine with its configuration.
 pub trait Engine: Clone + Send + Sync + 'static {
@@ -28,9 +30,14 @@ pub trait Engine: Clone + Send + Sync + 'static {
     /// Its name, in the catalog too.
     fn name(&self) -> &'static str;
 
-    /// Mistakes that the heap is to make, for tests of the tests.
-    fn heap_sabotage(&self) -> heap::Sabotage {
-        heap::Sabotage::default()
+    /// Mistakes that the pool is to make, for tests of the tests.
+    fn mistakes(&self) -> pool::Mistakes {
+        pool::Mistakes::default()
+    }
+
+    /// Who recovers what dead sessions left in its indexes, if it is none of this library's engines ([`Engines`]).
+    fn recoverer(&self) -> Option<Arc<dyn Recoverer>> {
+        None
     }
 
     /// The lengths of values that it can store, as far as trials are to try them.
@@ -89,14 +96,6 @@ pub trait Engine: Clone + Send + Sync + 'static {
     fn warm_up(&self, _index: &Self::Index) -> impl Future<Output = Result<(), IndexError>> {
         async { Ok(()) }
     }
-
-    /// Cleans up after a session whose lease has run out; nothing, if it has not or somebody else does.
-    fn recover(
-        &self,
-        attached: &Self::Attached,
-        endpoint: &Endpoint,
-        victim: SessionId,
-    ) -> impl Future<Output = Result<(), IndexError>>;
 
     /// Walks the whole structure while nobody uses it and verifies every invariant; returns the heap objects it reaches.
     fn check(

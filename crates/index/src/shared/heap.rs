@@ -10,8 +10,8 @@
 //!    the epoch ([`Session::retire_stamp`]). Then its journal slot is cleared, and it is free in this session's hands. Epochs are
 //!    asked for now and then only: it is a call, during which the thread may do nothing else.
 //! 3. Beyond [`MAX_FREE`] free objects of a class are given back: their bits are cleared (FAA; nobody else changes a set bit).
-//! 4. **Inherit** from a fenced session: its chunks are nobody's and will be handed out again; what its journal lists is taken
-//!    over, slot by slot, by CAS.
+//! 4. **Inherit** from a fenced session: its chunks are nobody's and will be handed out again; what its journal lists is freed once it
+//!    is safe, slot by slot, by CAS ([`crate::pool::recovery`]).
 //!
 //! A crash at any point may leave a bit set for an object that nothing links to: a leak, bounded by what the session held
 //! in its hands (at most [`MAX_FREE`] a class, and one claim), and found by a walk of the index. It never leaves a clear bit or a
@@ -68,7 +68,7 @@ pub struct Class {
 }
 
 /// Mistakes that the checkers must catch: they test the test. And what helps to catch them.
-#[derive(Clone, Copy, Default, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Sabotage {
     /// A retired object is free at once.
     pub reuse_without_epoch: bool,
@@ -97,6 +97,8 @@ struct State {
     retired_since: usize,
     /// Per server, the journal slots that are not in use.
     slots: FxHashMap<ServerId, Vec<u64>>,
+    /// Somebody clears what is left of dropped indexes.
+    is_clearing: bool,
     counts: HeapCounts,
 }
 
@@ -134,6 +136,23 @@ impl Drop for Asking<'_> {
         if let Some(pool) = self.heap.state().pools.get_mut(&self.of) {
             pool.is_asking = false;
         }
+    }
+}
+
+/// The right to clear what is left of dropped indexes, which one has at a time.
+struct Clearing<'a>(&'a Heap);
+
+impl<'a> Clearing<'a> {
+    fn begin(heap: &'a Heap) -> Option<Self> {
+        let was_clearing = std::mem::replace(&mut heap.state().is_clearing, true);
+        // Not made for nothing, since dropping it ends it.
+        (!was_clearing).then(|| Self(heap))
+    }
+}
+
+impl Drop for Clearing<'_> {
+    fn drop(&mut self) {
+        self.0.state().is_clearing = false;
     }
 }
 
@@ -223,6 +242,7 @@ impl Heap {
             if self.inner.session.heartbeat(endpoint).await?.flushed_through >= flush {
                 return Ok(true);
             }
+            self.clear_dropped(endpoint).await?;
             endpoint.sleep(WAIT_NS).await;
         }
         Ok(false)
@@ -322,12 +342,13 @@ impl Heap {
         };
         // What is there now was unlinked before the heartbeat that follows; what comes later waits for the next one.
         let stamp = self.inner.session.retire_stamp(endpoint).await?;
+        // Before anything is taken out: its pin tells a drop that objects are in our hands.
+        let op = endpoint.op();
         let safe = {
             let mut state = self.state();
             state.limbo.stamp(mark, stamp);
             state.limbo.take_safe(|stamp| self.inner.session.is_safe(stamp))
         };
-        let op = endpoint.op();
         let mut safe = safe.into_iter();
         while let Some((retired, stamp)) = safe.next() {
             let freed = async {
@@ -530,9 +551,9 @@ impl Heap {
         (GlobalAddr::new(addr.server(), RegionId::MAIN, addr.offset() - within), within)
     }
 
-    /// Takes over what a fenced session had retired. Returns how many objects.
-    pub async fn inherit(&self, op: &Op, estate: &Estate) -> Result<u64, FabricError> {
-        let mut taken = 0;
+    /// Frees what a fenced session had retired, and what is safe by now, from that session's journal. Returns how many objects.
+    pub async fn free_retired_of(&self, op: &Op, estate: &Estate) -> Result<u64, FabricError> {
+        let mut freed = 0;
         let journal_bytes = usize::try_from(RETIRE_SLOTS * 8).unwrap_or(0);
         for journal in &estate.journals {
             let slots = surely::read(op, *journal, journal_bytes).await?;
@@ -542,7 +563,11 @@ impl Heap {
                 if addr.is_null() {
                     continue;
                 }
-                // By CAS: if we die in the middle and somebody else goes on, no object is taken twice.
+                let class = self.class_at(op, addr).await?;
+                if let Some(class) = class {
+                    self.wipe(op, class, addr).await?;
+                }
+                // By CAS: if we die in the middle and somebody else goes on, no object is freed twice.
                 match op.cas(journal.add(n * 8), raw, 0).await {
                     Ok(before) if before == raw => {}
                     Ok(_) => continue,
@@ -552,13 +577,14 @@ impl Heap {
                         continue;
                     }
                 }
-                let Some(class) = self.class_at(op, addr).await? else { continue };
-                marks::hit("retired_object_inherited");
-                self.retire(op, class, addr).await?;
-                taken += 1;
+                if let Some(class) = class {
+                    marks::hit("retired_object_inherited");
+                    self.give_back(op, vec![(class, addr)]).await?;
+                    freed += 1;
+                }
             }
         }
-        Ok(taken)
+        Ok(freed)
     }
 
     /// The class of the chunk that `addr` lies in, by the chunk's header.
@@ -575,11 +601,34 @@ impl Heap {
             .then_some(class))
     }
 
-    /// Forgets an index that is dropped: its chunks are taken back whole.
-    pub fn forget_index(&self, index: IndexId) {
-        let mut state = self.state();
-        state.pools.retain(|(_, class), _| class.index != index);
-        state.limbo.retain(|r| r.class.index != index);
+    /// Clears what the session has of indexes that are being dropped, if the operations that could still use it have ended: free objects,
+    /// chunks, retired objects and their slots in the journal. Only then does the session say that it has flushed.
+    pub async fn clear_dropped(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
+        // One at a time: a slot that one has cleared may be in use again before another clears it.
+        let Some(_clearing) = Clearing::begin(self) else { return Ok(()) };
+        let Some(work) = self.inner.session.to_clear() else { return Ok(()) };
+        let op = endpoint.op();
+        let slots: Vec<_> = {
+            let mut state = self.state();
+            state.pools.retain(|(_, class), _| !work.indexes.contains(&class.index));
+            let of_dropped = |retired: &Retired| work.indexes.contains(&retired.class.index);
+            state.limbo.iter().filter(|retired| of_dropped(retired)).filter_map(|retired| retired.slot).collect()
+        };
+        for slot in slots {
+            surely::write_word(&op, slot, 0).await?;
+        }
+        let gone = self.state().limbo.take_where(|retired| work.indexes.contains(&retired.class.index));
+        for retired in gone {
+            self.forget_slot(&retired);
+        }
+        marks::hit("dropped_index_cleared");
+        self.inner.session.cleared(&work);
+        Ok(())
+    }
+
+    /// How many retired objects wait.
+    pub fn retired(&self) -> usize {
+        self.state().limbo.len()
     }
 
     /// Gives everything back before the session ends: waits for retired objects to be safe (a bounded time), then clears the
@@ -592,11 +641,11 @@ impl Heap {
             }
             endpoint.sleep(LONGEST_LEAVING_WAIT_NS.min(WAIT_NS << wait.min(20))).await;
         }
+        let op = endpoint.op();
         let mut free = Vec::new();
         for ((_, class), pool) in &mut self.state().pools {
             free.extend(pool.free.drain(..).map(|(addr, _)| (*class, addr)));
         }
-        let op = endpoint.op();
         self.give_back(&op, free).await?;
         Ok(self.state().limbo.len())
     }

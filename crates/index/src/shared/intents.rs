@@ -1,15 +1,16 @@
 //! Intents: what a session writes down before it changes something that must not be left half done.
 //!
-//! An intent is a list of WRITEs, bound to a lock that its session holds while it carries them out. If the session dies, and
-//! is fenced, and the lock is still held by that very acquisition, then whoever recovers it carries them out once more.
-//! What is written again is what the dead session wrote, or was about to write: nobody else could have come between.
+//! An intent is a list of WRITEs, bound to *all* locks that its session holds while it carries them out. If the session dies, and
+//! is fenced, and every one of the locks is still held by that very acquisition, then whoever recovers it carries them out once more.
+//! What is written again is what the dead session wrote, or was about to write: nobody else could have come between. Then the
+//! intent is ended, by CAS, and only after that are locks freed. So whoever recovers may die anywhere: the next one finds the
+//! intent open and every lock held, or the intent ended.
 //!
 //! ```text
 //! intent  +0   checksum       8 B   of all that follows, keyed by where the intent is
-//!         +8   lock           8 B   the word that has to be held
-//!         +16  mask, held    16 B   by which bits it shows that it is
-//!         +32  bytes, count   8 B   length of the whole, number of WRITEs
-//!         +40  WRITEs               address 8, length 8, bytes padded to words
+//!         +8   bytes          4 B   length of the whole | locks 2 B | WRITEs 2 B
+//!         +16  locks                word 8, mask 8, held 8: by which bits the word shows that it is held
+//!         ...  WRITEs               address 8, length 8, bytes padded to words
 //! ```
 //!
 //! Intents live in the session's journal on the lock's server ([`INTENT_BYTES`] there), in granules of 64 bytes that all
@@ -18,9 +19,11 @@
 
 use super::surely;
 use crate::api::IndexError;
+use crate::pool::RecoveryMistakes;
 use farwood_fabric::control::{INTENT_BYTES, RETIRE_SLOTS};
 use farwood_fabric::session::Estate;
 use farwood_fabric::{FabricError, GlobalAddr, Op, ServerId, Session, marks};
+use smallvec::SmallVec;
 use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +31,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 const GRANULE: usize = 64;
 const GRANULES: usize = 64;
-const HEADER: usize = 40;
+const HEADER: usize = 16;
+const LOCK: usize = 24;
 /// How often room for an intent is looked for.
 const MAX_WAITS: u32 = 100_000;
 const WAIT_NS: u64 = 1_000;
@@ -54,14 +58,21 @@ pub struct Slot {
 /// What is to be done again if its author dies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Redo {
-    /// The lock word.
-    pub lock: GlobalAddr,
-    /// The bits by which it shows who holds it.
-    pub mask: u64,
-    /// What they are while the author holds it.
-    pub held: u64,
+    /// All locks that the author holds meanwhile.
+    pub locks: SmallVec<[HeldWord; 3]>,
     /// The WRITEs, in order.
     pub writes: Vec<(GlobalAddr, Vec<u8>)>,
+}
+
+/// How a lock shows that its author holds it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HeldWord {
+    /// The lock word.
+    pub addr: GlobalAddr,
+    /// The bits of it that are the lock's.
+    pub mask: u64,
+    /// What they are while the author holds it.
+    pub word: u64,
 }
 
 impl Intents {
@@ -127,46 +138,53 @@ fn intents_of(journal: GlobalAddr) -> GlobalAddr {
 impl Redo {
     /// How many bytes it takes.
     pub fn encoded_bytes(&self) -> usize {
-        HEADER + self.writes.iter().map(|(_, bytes)| encoded_write_bytes(bytes.len())).sum::<usize>()
+        let writes = self.writes.iter().map(|(_, bytes)| encoded_write_bytes(bytes.len()));
+        HEADER + self.locks.len() * LOCK + writes.sum::<usize>()
     }
 
     /// Its bytes, for this place.
     pub fn encode(&self, at: GlobalAddr) -> Vec<u8> {
         let writes = self.writes.iter().map(|(addr, bytes)| (*addr, bytes.as_slice()));
-        encode((self.lock, self.mask, self.held), self.encoded_bytes(), writes, at)
+        encode(&self.locks, self.encoded_bytes(), writes, at)
     }
 
-    /// How many bytes an intent of one WRITE of so many bytes takes.
+    /// How many bytes an intent of one WRITE of so many bytes under one lock takes.
     pub fn encoded_bytes_of_one(bytes: usize) -> usize {
-        HEADER + encoded_write_bytes(bytes)
+        HEADER + LOCK + encoded_write_bytes(bytes)
     }
 
-    /// The bytes of an intent of one WRITE, under the lock (its word, the mask, what is held) for this place.
+    /// The bytes of an intent of one WRITE, under one lock, for this place.
     pub fn encode_one(
-        lock: (GlobalAddr, u64, u64),
+        lock: HeldWord,
         (addr, bytes): (GlobalAddr, &[u8]),
         at: GlobalAddr,
     ) -> Vec<u8> {
-        encode(lock, Self::encoded_bytes_of_one(bytes.len()), iter::once((addr, bytes)), at)
+        encode(&[lock], Self::encoded_bytes_of_one(bytes.len()), iter::once((addr, bytes)), at)
     }
 
     /// The intent at the start of `bytes`, if there is a whole one.
     pub fn decode(bytes: &[u8], at: GlobalAddr) -> Option<Self> {
         let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
-        let sizes = word(32)?;
-        let (len, count) = (usize::try_from(sizes >> 32).ok()?, sizes & 0xffff_ffff);
+        let sizes = word(8)?;
+        let len = usize::try_from(sizes >> 32).ok()?;
+        let (locks, writes) = (sizes >> 16 & 0xffff, sizes & 0xffff);
         let whole = bytes.get(8..len)?;
-        if len < HEADER || xxh3_64_with_seed(whole, at.to_raw()) != word(0)? {
+        if len < HEADER || locks == 0 || xxh3_64_with_seed(whole, at.to_raw()) != word(0)? {
             return None;
         }
         let mut from = HEADER;
-        let mut writes = Vec::new();
-        for _ in 0..count {
+        let mut redo = Self { locks: SmallVec::new(), writes: Vec::new() };
+        for _ in 0..locks {
+            let addr = GlobalAddr::from_raw(word(from)?);
+            redo.locks.push(HeldWord { addr, mask: word(from + 8)?, word: word(from + 16)? });
+            from += LOCK;
+        }
+        for _ in 0..writes {
             let (addr, len) = (word(from)?, usize::try_from(word(from + 8)?).ok()?);
-            writes.push((GlobalAddr::from_raw(addr), bytes.get(from + 16..from + 16 + len)?.to_vec()));
+            redo.writes.push((GlobalAddr::from_raw(addr), bytes.get(from + 16..from + 16 + len)?.to_vec()));
             from += 16 + len.div_ceil(8) * 8;
         }
-        Some(Self { lock: GlobalAddr::from_raw(word(8)?), mask: word(16)?, held: word(24)?, writes })
+        Some(redo)
     }
 }
 
@@ -175,15 +193,20 @@ fn encoded_write_bytes(bytes: usize) -> usize {
 }
 
 fn encode<'a>(
-    (lock, mask, held): (GlobalAddr, u64, u64),
+    locks: &[HeldWord],
     bytes: usize,
     writes: impl ExactSizeIterator<Item = (GlobalAddr, &'a [u8])>,
     at: GlobalAddr,
 ) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes);
-    let sizes = (bytes as u64) << 32 | writes.len() as u64;
-    for word in [0, lock.to_raw(), mask, held, sizes] {
+    let sizes = (bytes as u64) << 32 | (locks.len() as u64) << 16 | writes.len() as u64;
+    for word in [0, sizes] {
         out.extend_from_slice(&word.to_le_bytes());
+    }
+    for lock in locks {
+        for word in [lock.addr.to_raw(), lock.mask, lock.word] {
+            out.extend_from_slice(&word.to_le_bytes());
+        }
     }
     for (addr, bytes) in writes {
         out.extend_from_slice(&addr.to_raw().to_le_bytes());
@@ -196,37 +219,54 @@ fn encode<'a>(
     out
 }
 
-/// Carries out again what a fenced session was in the middle of. Before its locks are freed.
-pub async fn replay(op: &Op, estate: &Estate) -> Result<(), FabricError> {
+/// Carries out again what a fenced session was in the middle of, and ends it. Before its locks are freed.
+pub async fn replay(op: &Op, estate: &Estate, mistakes: RecoveryMistakes) -> Result<(), FabricError> {
     for journal in &estate.journals {
         let base = intents_of(*journal);
         let bytes = surely::read(op, base, GRANULE * GRANULES).await?;
         for granule in 0..GRANULES {
             let at = base.add((granule * GRANULE) as u64);
-            let Some(redo) = Redo::decode(&bytes[granule * GRANULE..], at) else { continue };
-            if surely::read_word(op, redo.lock).await? & redo.mask != redo.held {
+            let intent = &bytes[granule * GRANULE..];
+            let Some(redo) = Redo::decode(intent, at) else { continue };
+            if !is_held(op, &redo.locks).await? {
                 continue;
             }
             marks::hit("intent_carried_out");
             for (addr, data) in &redo.writes {
                 surely::write(op, *addr, data).await?;
             }
+            marks::hit("adopt_intent_written");
+            if !mistakes.leave_intents_open {
+                surely::clear_word(op, at, bytes.word(granule * GRANULE)).await?;
+            }
         }
     }
     Ok(())
+}
+
+/// Whether every lock is held by the acquisition that the intent names.
+async fn is_held(op: &Op, locks: &[HeldWord]) -> Result<bool, FabricError> {
+    for lock in locks {
+        if surely::read_word(op, lock.addr).await? & lock.mask != lock.word {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use farwood_fabric::RegionId;
+    use smallvec::smallvec;
 
     fn redo() -> Redo {
         let at = |offset| GlobalAddr::new(ServerId::new(2), RegionId::MAIN, offset);
         Redo {
-            lock: at(80),
-            mask: 0xffff,
-            held: 7,
+            locks: smallvec![
+                HeldWord { addr: at(80), mask: 0xffff, word: 7 },
+                HeldWord { addr: at(96), mask: u64::MAX, word: 1 << 48 },
+            ],
             writes: vec![(at(4096), vec![1]), (at(8192), (0..90).collect()), (at(64), Vec::new())],
         }
     }
@@ -246,8 +286,8 @@ mod tests {
         }
         assert_eq!(Redo::decode(&[0; 4096], here), None);
         let (addr, data) = redo().writes.remove(1);
-        let one = Redo { writes: vec![(addr, data.clone())], ..redo() };
-        let lock = (one.lock, one.mask, one.held);
+        let lock = redo().locks[0];
+        let one = Redo { locks: smallvec![lock], writes: vec![(addr, data.clone())] };
         assert_eq!(Redo::encode_one(lock, (addr, &data), here), one.encode(here));
         assert_eq!(Redo::encoded_bytes_of_one(data.len()), one.encoded_bytes());
     }

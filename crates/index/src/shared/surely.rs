@@ -92,3 +92,16 @@ pub async fn write(op: &Op, addr: GlobalAddr, data: &[u8]) -> Result<(), FabricE
     }
     Err(FabricError::RetriesExhausted { what: "a WRITE", attempts: MAX_LOST })
 }
+
+/// CASes a word from a value that nobody else turns it from, and that does not come back, to 0, through lost completions. A word
+/// that is something else stays.
+pub async fn clear_word(op: &Op, addr: GlobalAddr, from: u64) -> Result<(), FabricError> {
+    for _ in 0..MAX_LOST {
+        match op.cas(addr, from, 0).await {
+            Ok(_) => return Ok(()),
+            // It has happened, or the next one does it.
+            Err(error) => reconnected(op, error).await?,
+        }
+    }
+    Err(FabricError::RetriesExhausted { what: "a CAS", attempts: MAX_LOST })
+}

@@ -21,27 +21,27 @@ fn world(server: u16) -> (VecMemory, ServerConfig, SessionTable) {
 #[test]
 fn numbers_are_reused_as_late_as_possible() {
     let (memory, config, mut table) = world(0);
-    assert_eq!(table.open(&memory, false, START, 0), Ok(s(1)));
+    assert_eq!(table.open(&memory, Kind::default(), START, 0), Ok(s(1)));
     table.release(&memory, s(1));
-    assert_eq!(table.open(&memory, false, START, 0), Ok(s(2)));
+    assert_eq!(table.open(&memory, Kind::default(), START, 0), Ok(s(2)));
     let mut table = SessionTable::load(&memory, &config).unwrap().0;
-    assert_eq!(table.open(&memory, false, START, 0), Ok(s(3)), "a restart does not begin anew");
-    assert_eq!(table.open(&memory, false, START, 0), Ok(s(4)));
-    assert_eq!(table.open(&memory, false, START, 0), Ok(s(1)));
-    assert_eq!(table.open(&memory, false, START, 0), Err(ControlError::SessionsFull { max: 4 }));
+    assert_eq!(table.open(&memory, Kind::default(), START, 0), Ok(s(3)), "a restart does not begin anew");
+    assert_eq!(table.open(&memory, Kind::default(), START, 0), Ok(s(4)));
+    assert_eq!(table.open(&memory, Kind::default(), START, 0), Ok(s(1)));
+    assert_eq!(table.open(&memory, Kind::default(), START, 0), Err(ControlError::SessionsFull { max: 4 }));
     table.release(&memory, s(3));
-    assert_eq!(table.open(&memory, false, START, 0), Ok(s(3)));
+    assert_eq!(table.open(&memory, Kind::default(), START, 0), Ok(s(3)));
 }
 
 #[test]
 fn a_lease_protects_until_it_runs_out_and_a_heartbeat_renews_it() {
     let (memory, _, mut table) = world(0);
-    let a = table.open(&memory, false, START, 100).unwrap();
+    let a = table.open(&memory, Kind::default(), START, 100).unwrap();
     assert_eq!(
         table.begin_fence(&memory, a, false, 1099),
         Err(ControlError::LeaseAlive { session: a, left_ns: 1 })
     );
-    table.renew(a, 1500);
+    table.renew(&memory, a, 1500);
     assert!(table.begin_fence(&memory, a, false, 2499).is_err());
     assert_eq!(table.begin_fence(&memory, a, false, 2500), Ok(1));
     assert_eq!(table.state(a), State::Fencing);
@@ -51,10 +51,10 @@ fn a_lease_protects_until_it_runs_out_and_a_heartbeat_renews_it() {
 #[test]
 fn a_session_whose_process_is_gone_can_be_fenced_at_once() {
     let (memory, _, mut table) = world(0);
-    let a = table.open(&memory, false, START, 100).unwrap();
-    table.abandon(a, table.term(a) + 1);
+    let a = table.open(&memory, Kind::default(), START, 100).unwrap();
+    table.abandon(&memory, a, table.term(a) + 1);
     assert!(table.begin_fence(&memory, a, false, 101).is_err(), "that was another holder of the number");
-    table.abandon(a, table.term(a));
+    table.abandon(&memory, a, table.term(a));
     assert_eq!(table.check_active(a, table.term(a)), Err(ControlError::SessionFenced { session: a }));
     assert_eq!(table.state(a), State::Active, "what it had stays until it is fenced");
     assert_eq!(table.begin_fence(&memory, a, false, 101), Ok(1));
@@ -65,7 +65,7 @@ fn sessions_without_lease_yield_to_force_only() {
     let (memory, config, _) = world(0);
     let config = ServerConfig { lease_ns: 0, ..config };
     let mut table = SessionTable::load(&memory, &config).unwrap().0;
-    let a = table.open(&memory, false, START, 0).unwrap();
+    let a = table.open(&memory, Kind::default(), START, 0).unwrap();
     assert!(table.begin_fence(&memory, a, false, Nanos::MAX).is_err());
     assert_eq!(table.begin_fence(&memory, a, true, 0), Ok(1));
 }
@@ -75,7 +75,7 @@ fn terms_grow_whatever_becomes_of_numbers() {
     let (memory, config, mut table) = world(0);
     let mut last = 0;
     for round in 0..20 {
-        let session = table.open(&memory, false, START, 0).unwrap();
+        let session = table.open(&memory, Kind::default(), START, 0).unwrap();
         assert_eq!(table.term(session), last + 1);
         last = table.term(session);
         table.release(&memory, session);
@@ -93,7 +93,7 @@ fn terms_grow_whatever_becomes_of_numbers() {
 #[test]
 fn adoption_passes_on_when_the_adopter_is_fenced() {
     let (memory, _, mut table) = world(0);
-    let [a, b, c] = [0; 3].map(|_| table.open(&memory, false, START, 0).unwrap());
+    let [a, b, c] = [0; 3].map(|_| table.open(&memory, Kind::default(), START, 0).unwrap());
     let [of_a, of_b] = [a, b].map(|session| table.term(session));
     assert_eq!(table.complete_fence(&memory, a, of_a), Err(ControlError::NotFenced { session: a }));
     assert_eq!(table.begin_adopt(&memory, a, b), Err(ControlError::NotFenced { session: a }));
@@ -123,10 +123,10 @@ fn adoption_passes_on_when_the_adopter_is_fenced() {
 fn the_coordinator_knows_no_term_but_the_current_one() {
     let (memory, _, mut table) = world(0);
     for _ in 0..4 {
-        let session = table.open(&memory, false, START, 0).unwrap();
+        let session = table.open(&memory, Kind::default(), START, 0).unwrap();
         table.release(&memory, session);
     }
-    let [a, b] = [0; 2].map(|_| table.open(&memory, false, START, 0).unwrap());
+    let [a, b] = [0; 2].map(|_| table.open(&memory, Kind::default(), START, 0).unwrap());
     assert_eq!((a, table.term(a)), (s(1), 5), "the number came round");
     let unknown = ControlError::NoSuchSession { session: a };
     let check = |table: &mut SessionTable| {
@@ -211,7 +211,7 @@ fn other_servers_tell_the_holders_of_a_number_apart() {
 #[test]
 fn a_restart_ends_sessions_but_remembers_them() {
     let (memory, config, mut table) = world(0);
-    let session = table.open(&memory, true, START, 0).unwrap();
+    let session = table.open(&memory, Kind { read_only: true, reaper: false }, START, 0).unwrap();
     let term = table.term(session);
     table.publish(&memory, session, Progress { oldest_pin: 7, flushed: 3 });
     let (mut table, living) = SessionTable::load(&memory, &config).unwrap();
@@ -228,7 +228,7 @@ fn a_restart_ends_sessions_but_remembers_them() {
 #[test]
 fn a_crash_cannot_leave_an_adopter_that_is_gone() {
     let (memory, config, mut table) = world(0);
-    let a = table.open(&memory, false, START, 0).unwrap();
+    let a = table.open(&memory, Kind::default(), START, 0).unwrap();
     table.change(&memory, 0, State::Adopting { by: s(4) });
     let mut table = SessionTable::load(&memory, &config).unwrap().0;
     table.repair(&memory);

@@ -115,7 +115,7 @@ fn unknown_procedures_and_strangers_are_refused() {
 #[test]
 fn a_repeated_open_is_answered_with_the_same_session() {
     let mut world = world();
-    let call = world.control(SessionId::NONE, &Request::OpenSession { read_only: false });
+    let call = world.control(SessionId::NONE, &Request::OpenSession { read_only: false, reaper: false });
     let first = world.send(&call);
     assert!(matches!(first[..], [HostAction::Admit { .. }, HostAction::Reply { .. }]), "{first:?}");
     let first = outcome(&call, first);
@@ -135,7 +135,7 @@ fn a_repeated_open_is_answered_with_the_same_session() {
     assert_eq!(outcome(&call, world.send(&call)), first, "a late repeat does not open another session");
 
     let (me, _) = world.open().unwrap();
-    assert!(crate::driver::is_bad_request(&world.ask(me, Request::OpenSession { read_only: false })));
+    assert!(crate::driver::is_bad_request(&world.ask(me, Request::OpenSession { read_only: false, reaper: false })));
     let Ok(Reply::Sessions { sessions }) = world.ask(me, Request::ListSessions {}) else { panic!() };
     assert_eq!(sessions.iter().map(|info| (info.session, info.term)).collect::<Vec<_>>(), [(me, 4)]);
 }
@@ -144,7 +144,7 @@ fn a_repeated_open_is_answered_with_the_same_session() {
 fn a_refused_open_may_be_tried_again_under_another_name() {
     let mut world = world();
     let full: Vec<_> = (0..4).map(|_| world.open().unwrap().0).collect();
-    let call = world.control(SessionId::NONE, &Request::OpenSession { read_only: false });
+    let call = world.control(SessionId::NONE, &Request::OpenSession { read_only: false, reaper: false });
     let refusal = Err(CallError::Control(ControlError::SessionsFull { max: 4 }));
     assert_eq!(outcome(&call, world.send(&call)), refusal);
     world.done(full[0], Request::CloseSession {});

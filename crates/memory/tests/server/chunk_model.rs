@@ -272,8 +272,8 @@ impl Model {
         *published = (published.0.max(oldest_pin), published.1.max(flushed));
         let advances = self.published.values().all(|(pin, _)| *pin >= self.epochs.epoch);
         let epoch = self.epochs.epoch + u64::from(advances);
-        let Ok(Reply::Epochs { epochs }) =
-            self.world.ask_twice(who, Request::Heartbeat { oldest_pin, flushed })
+        let Ok(Reply::Alive { epochs, .. }) =
+            self.world.ask_twice(who, Request::Heartbeat { oldest_pin, flushed, does_chores: false })
         else {
             panic!("a heartbeat of {who} was refused")
         };
@@ -346,7 +346,7 @@ impl Model {
                 let Some(who) = pick(who) else { return };
                 self.epochs.flush += 1;
                 let reply = self.world.ask_twice(who, Request::RequestFlush {});
-                let Ok(Reply::Epochs { epochs }) = reply else { panic!("{reply:?}") };
+                let Ok(Reply::Alive { epochs, .. }) = reply else { panic!("{reply:?}") };
                 self.check_epochs(epochs);
             }
             Step::Alloc { who, kind, count, claim } => {

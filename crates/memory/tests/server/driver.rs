@@ -92,7 +92,7 @@ impl<M: ServerMemory> World<M> {
     }
 
     pub(crate) fn open_with_term(&mut self) -> Result<(SessionId, u64, Epochs), CallError> {
-        match self.ask(SessionId::NONE, Request::OpenSession { read_only: false })? {
+        match self.ask(SessionId::NONE, Request::OpenSession { read_only: false, reaper: false })? {
             Reply::Session { session, term, epochs, .. } => Ok((session, term, epochs)),
             other => panic!("{other:?}"),
         }

@@ -303,7 +303,7 @@ impl Side {
     }
 
     fn open(&mut self) {
-        let call = self.world.control(SessionId::NONE, &Request::OpenSession { read_only: false });
+        let call = self.world.control(SessionId::NONE, &Request::OpenSession { read_only: false, reaper: false });
         let actions = self.world.send(&call);
         let admitted = actions.iter().find_map(|action| match action {
             HostAction::Admit { session, term, permissions } => Some((*session, *term, *permissions)),
@@ -411,11 +411,11 @@ impl Side {
             }
             What::Beat => {
                 let expected = self.admitted(caller).and_then(|()| self.leads());
-                let reply = self.world.ask(caller, Request::Heartbeat { oldest_pin: 0, flushed: 0 });
+                let reply = self.world.ask(caller, Request::Heartbeat { oldest_pin: 0, flushed: 0, does_chores: false });
                 match expected {
                     Err(error) => assert_eq!(reply, refused(error)),
                     Ok(()) => {
-                        assert!(matches!(reply, Ok(Reply::Epochs { .. })));
+                        assert!(matches!(reply, Ok(Reply::Alive { .. })));
                         self.leases.insert(caller, self.world.now + 1000);
                     }
                 }
@@ -480,7 +480,7 @@ proptest! {
 #[test]
 fn a_session_that_only_reads_is_held_to_it() {
     let mut world = World::new(ServerConfig::tiny(ServerId::new(0), 1, 2));
-    let call = world.control(SessionId::NONE, &Request::OpenSession { read_only: true });
+    let call = world.control(SessionId::NONE, &Request::OpenSession { read_only: true, reaper: false });
     let actions = world.send(&call);
     assert!(matches!(actions[0], HostAction::Admit { permissions: Permissions::READ, .. }));
     let Ok(Reply::Session { session, .. }) = understand(outcome(&call, actions)) else { panic!() };
@@ -496,9 +496,9 @@ fn a_session_that_only_reads_is_held_to_it() {
 fn the_number_of_a_dead_session_counts_until_it_is_fenced() {
     let mut world = World::new(ServerConfig::tiny(ServerId::new(0), 1, 2));
     let [(a, _), (b, _)] = [world.open().unwrap(), world.open().unwrap()];
-    let beat = |world: &mut World| match world.ask(b, Request::Heartbeat { oldest_pin: u64::MAX, flushed: 0 })
+    let beat = |world: &mut World| match world.ask(b, Request::Heartbeat { oldest_pin: u64::MAX, flushed: 0, does_chores: false })
     {
-        Ok(Reply::Epochs { epochs }) => epochs.safe,
+        Ok(Reply::Alive { epochs, .. }) => epochs.safe,
         other => panic!("{other:?}"),
     };
     for _ in 0..3 {

@@ -23,16 +23,21 @@
 
 use super::{Attached, Bugs, Geometry, Handle, Opened, corrupt};
 use crate::history::Value;
-use farwood_fabric::control::{ANCHOR_BYTES, INTENT_BYTES, RETIRE_SLOTS, Reply, Request};
+use farwood_fabric::control::{
+    ANCHOR_BYTES, INTENT_BYTES, IndexId, IndexInfo, RETIRE_SLOTS, Reply, Request,
+};
 use farwood_fabric::session::Estate;
 use farwood_fabric::{
     Batch, Buf, CallError, Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId, SessionId, marks,
 };
+use farwood_index::pool::Recoverer;
+use farwood_index::pool::recovery::LocalFuture;
 use farwood_index::shared::heap::Class;
 use farwood_index::shared::lock::LockWord;
 use farwood_index::shared::surely;
 use farwood_index::shared::whole::{self, HEADER_BYTES, Place};
 use farwood_index::{Engine, IndexError, Pool};
+use std::sync::Arc;
 
 const CELL_BYTES: usize = 128;
 const VALUE_AT: usize = HEADER_BYTES + 16;
@@ -104,15 +109,8 @@ impl Engine for Cells {
         Ok(Handle(CellsHandle { opened, pool, endpoint: endpoint.clone(), number: handle, engine: *self }))
     }
 
-    async fn recover(
-        &self,
-        attached: &Attached,
-        endpoint: &Endpoint,
-        victim: SessionId,
-    ) -> Result<(), IndexError> {
-        let op = endpoint.op();
-        let Attached { pool, opened } = attached;
-        recover(self, pool, &op, opened, victim).await
+    fn recoverer(&self) -> Option<Arc<dyn Recoverer>> {
+        Some(Arc::new(*self))
     }
 
     async fn check(
@@ -328,10 +326,7 @@ impl CellsHandle {
 
     /// The owner of a lock may be dead: cleans up after it, if its lease has run out.
     async fn suspect(&self, op: &Op, owner: SessionId) -> Result<(), IndexError> {
-        if owner == self.pool.session().id() {
-            return Ok(());
-        }
-        recover(&self.engine, &self.pool, op, &self.opened, owner).await
+        self.pool.suspect(op, owner).await.map(drop)
     }
 
     fn intent_addr(&self, server: ServerId) -> Option<GlobalAddr> {
@@ -398,39 +393,52 @@ impl Patience {
     }
 }
 
-/// Fences a session and finishes what it was in the middle of.
-async fn recover(
-    engine: &Cells,
-    pool: &Pool,
-    op: &Op,
-    opened: &Opened,
-    victim: SessionId,
-) -> Result<(), IndexError> {
-    let clean_up = async |op: &Op, estate: &Estate| -> Result<(), IndexError> {
-        for server in pool.session().servers() {
-            for lock in 0..LOCKS {
-                let lock = lock_addr(*server, lock);
-                let word = LockWord::from_raw(surely::read_word(op, lock).await?);
-                if word.owner == victim {
-                    finish_write(engine, op, opened, estate, lock, word).await?;
-                    surely::write_word(op, lock, word.released().to_raw()).await?;
-                    marks::hit("lock_of_the_dead_released");
+impl Recoverer for Cells {
+    fn knows(&self, info: &IndexInfo) -> bool {
+        info.engine == Engine::name(self)
+    }
+
+    /// Finishes what the dead session was in the middle of, lock by lock, and frees its locks.
+    fn settle<'a>(
+        &'a self,
+        op: &'a Op,
+        pool: &'a Pool,
+        info: &'a IndexInfo,
+        estate: &'a Estate,
+    ) -> LocalFuture<'a, Result<(), IndexError>> {
+        Box::pin(async move {
+            for server in pool.session().servers() {
+                for lock in 0..LOCKS {
+                    let lock = lock_addr(*server, lock);
+                    let word = LockWord::from_raw(surely::read_word(op, lock).await?);
+                    if word.owner == estate.victim {
+                        finish_write(self, op, info.id, estate, lock, word).await?;
+                        free(op, lock, word).await?;
+                        marks::hit("lock_of_the_dead_released");
+                    }
                 }
             }
-        }
-        Ok(())
-    };
-    if pool.recover(op, victim, clean_up).await?.is_some() {
-        marks::hit("session_recovered");
+            Ok(())
+        })
     }
-    Ok(())
+}
+
+/// Frees a lock of the dead. By CAS: somebody else may hold it when a lost completion makes us try again.
+async fn free(op: &Op, lock: GlobalAddr, word: LockWord) -> Result<(), IndexError> {
+    for _ in 0..whole::MAX_ATTEMPTS {
+        match op.cas(lock, word.to_raw(), word.released().to_raw()).await {
+            Ok(_) => return Ok(()),
+            Err(error) => surely::reconnected(op, error).await?,
+        }
+    }
+    Err(IndexError::Contended { what: "a completion", attempts: whole::MAX_ATTEMPTS })
 }
 
 /// Carries out again what a dead session wrote, or was about to write, under the lock word `word`.
 async fn finish_write(
     engine: &Cells,
     op: &Op,
-    opened: &Opened,
+    index: IndexId,
     estate: &Estate,
     lock: GlobalAddr,
     word: LockWord,
@@ -438,7 +446,7 @@ async fn finish_write(
     let Some(journal) = estate.journals.get(lock.server().index()) else { return Ok(()) };
     let slot = journal.add(RETIRE_SLOTS * 8 + u64::from(word.flags) * INTENT_SLOT_BYTES as u64);
     let intent = surely::read(op, slot, INTENT_SLOT_BYTES).await?;
-    let place = Place { index: opened.info.id, addr: engine.intent_key(lock) };
+    let place = Place { index, addr: engine.intent_key(lock) };
     if place.version_if_whole(&intent) != Some(word.to_raw()) {
         return Ok(());
     }

@@ -22,11 +22,14 @@
 
 use super::{Attached, Bugs, Decide, Geometry, Handle, Opened, corrupt};
 use crate::history::Value;
-use farwood_fabric::control::{IndexId, Reply, Request};
+use farwood_fabric::control::{IndexId, IndexInfo, Reply, Request};
+use farwood_fabric::session::Estate;
 use farwood_fabric::{
-    Batch, Buf, CallError, Endpoint, FabricError, GlobalAddr, Op, PackedAddr, RegionId, SessionId, marks,
+    Batch, Buf, CallError, Endpoint, FabricError, GlobalAddr, Op, PackedAddr, RegionId, marks,
 };
-use farwood_index::shared::heap::Class;
+use farwood_index::pool::recovery::LocalFuture;
+use farwood_index::pool::{Mistakes, Recoverer};
+use farwood_index::shared::heap::{self, Class};
 use farwood_index::shared::surely;
 use farwood_index::shared::whole::{self, HEADER_BYTES, Place};
 use farwood_index::{Engine, IndexError, Pool};
@@ -75,6 +78,23 @@ impl Slot {
     }
 }
 
+impl Recoverer for Records {
+    fn knows(&self, info: &IndexInfo) -> bool {
+        info.engine == Engine::name(self)
+    }
+
+    /// Nobody holds locks and nothing is ever half-done: only memory is left behind.
+    fn settle<'a>(
+        &'a self,
+        _: &'a Op,
+        _: &'a Pool,
+        _: &'a IndexInfo,
+        _: &'a Estate,
+    ) -> LocalFuture<'a, Result<(), IndexError>> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
 fn class(index: IndexId) -> Class {
     Class { index, class: RECORD_CLASS, object_bytes: RECORD_BYTES }
 }
@@ -87,11 +107,9 @@ impl Engine for Records {
         "records"
     }
 
-    fn heap_sabotage(&self) -> farwood_index::shared::heap::Sabotage {
-        farwood_index::shared::heap::Sabotage {
-            reuse_without_epoch: self.bugs.reuse_without_epoch,
-            ..Default::default()
-        }
+    fn mistakes(&self) -> Mistakes {
+        let reuse_without_epoch = self.bugs.reuse_without_epoch;
+        Mistakes { heap: heap::Sabotage { reuse_without_epoch, ..Default::default() }, ..Default::default() }
     }
 
     async fn create(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<(), IndexError> {
@@ -136,18 +154,8 @@ impl Engine for Records {
         Ok(Handle(RecordsHandle { opened, pool, endpoint: endpoint.clone(), engine: *self, hints }))
     }
 
-    async fn recover(
-        &self,
-        attached: &Attached,
-        endpoint: &Endpoint,
-        victim: SessionId,
-    ) -> Result<(), IndexError> {
-        // Nobody holds locks and nothing is ever half-done: only memory is left behind.
-        let pool = &attached.pool;
-        if pool.recover::<IndexError>(&endpoint.op(), victim, async |_, _| Ok(())).await?.is_some() {
-            marks::hit("session_recovered");
-        }
-        Ok(())
+    fn recoverer(&self) -> Option<Arc<dyn Recoverer>> {
+        Some(Arc::new(*self))
     }
 
     async fn check(

@@ -4,7 +4,7 @@ use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::server::ServerLogic;
 use farwood_fabric::transport::local::LocalCluster;
-use farwood_fabric::{Cluster, Executor, GlobalAddr, Op, ServerId, SessionId, SessionOptions, marks};
+use farwood_fabric::{Cluster, Executor, GlobalAddr, Op, ServerId, SessionOptions, marks};
 use farwood_index::engine::sphinx::table::{Config, MAX_ENTRY, Nodes, Table};
 use farwood_index::{IndexError, Pool};
 use farwood_memory::{MemoryServer, ServerConfig};
@@ -36,10 +36,6 @@ impl Nodes for Numbers {
     async fn hashes_of(&self, _: &Op, entries: &[u64]) -> Result<Vec<Option<u64>>, IndexError> {
         // Replacements have the hash of what they replace.
         Ok(entries.iter().map(|entry| Some(hash(entry & 0xffff_ffff))).collect())
-    }
-
-    async fn recover(&self, _: &Op, _: SessionId) -> Result<(), IndexError> {
-        Ok(())
     }
 }
 

@@ -2,15 +2,15 @@
 
 use crate::model::{Kind, Model};
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos};
-use farwood_fabric::control::{IndexId, SessionState};
+use farwood_fabric::control::IndexId;
 use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::server::ServerLogic;
-use farwood_fabric::session::Estate;
 use farwood_fabric::transport::sim::{Fault, Sim, SimConfig};
 use farwood_fabric::{
-    Cluster, Endpoint, GlobalAddr, Op, RegionId, ServerId, SessionId, SessionOptions, marks,
+    Cluster, Endpoint, GlobalAddr, Op, RegionId, ServerId, SessionOptions, marks,
 };
+use farwood_index::engine::PLAIN;
 use farwood_index::engine::sphinx::table::{Census, Config, Nodes, Sabotage, Slot, Table};
 use farwood_index::shared::heap::Class;
 use farwood_index::shared::surely;
@@ -90,21 +90,13 @@ impl Nodes for Client {
         }
         Ok(hashes)
     }
-
-    async fn recover(&self, op: &Op, victim: SessionId) -> Result<(), IndexError> {
-        let nothing = async |_: &Op, _: &Estate| Ok::<(), IndexError>(());
-        if self.pool.recover(op, victim, nothing).await?.is_some() {
-            marks::hit("session_recovered");
-        }
-        Ok(())
-    }
 }
 
 impl Client {
     async fn open(world: &World, cluster: &Cluster) -> Result<(Self, Endpoint), IndexError> {
         let pool = Pool::join(cluster, SessionOptions::default()).await?;
         let keeper = pool.session().endpoint()?;
-        pool.session().keep_alive(&keeper, HEARTBEAT_NS);
+        pool.keep_alive(&keeper, HEARTBEAT_NS);
         let config = config(world);
         let table = Table::attach(&pool, (world.index.get(), SUBTABLES), world.root.get(), config)?;
         Ok((Self { world: world.clone(), pool, table }, keeper))
@@ -284,17 +276,6 @@ impl Client {
         turn.settled(kept.filter(|_| is_alive));
         Ok(())
     }
-
-    async fn recover_expired(&self, endpoint: &Endpoint) -> Result<usize, IndexError> {
-        let session = self.pool.session();
-        let sessions = session.list(&endpoint.op()).await?;
-        for info in sessions.iter().filter(|info| info.session != session.id()) {
-            if info.state != SessionState::Active || info.lease_left_ns == 0 {
-                self.recover(&endpoint.op(), info.session).await?;
-            }
-        }
-        Ok(sessions.len() - 1)
-    }
 }
 
 fn config(world: &World) -> Config {
@@ -341,9 +322,9 @@ async fn drive(sim: Sim, world: World) -> Result<(Census, leaks::Usage), IndexEr
     let cluster = sim.cluster();
     let pool = Pool::join(&cluster, SessionOptions::default()).await?;
     let endpoint = pool.session().endpoint()?;
-    pool.session().keep_alive(&endpoint, HEARTBEAT_NS);
+    pool.keep_alive(&endpoint, HEARTBEAT_NS);
     let op = endpoint.op();
-    let info = pool.create_index(&op, "tried", "hash table", &[]).await?;
+    let info = pool.create_index(&op, "tried", PLAIN, &[]).await?;
     world.index.set(info.id);
     let on = server(&world.trial);
     world.root.set(Table::create(&op, &pool, (info.id, SUBTABLES), on, config(&world)).await?);
@@ -360,7 +341,7 @@ async fn drive(sim: Sim, world: World) -> Result<(Census, leaks::Usage), IndexEr
     let table = Table::attach(&pool, (info.id, SUBTABLES), world.root.get(), config(&world))?;
     let client = Client { world: world.clone(), pool: pool.clone(), table };
     for _ in 0..100 {
-        if client.recover_expired(&endpoint).await? == 0 {
+        if pool.session().list(&endpoint.op()).await?.len() == 1 {
             break;
         }
         sim.sleep(LEASE_NS).await;
@@ -425,14 +406,6 @@ async fn live(
             })
         })
         .collect();
-    let janitor = (client.clone(), keeper.clone());
-    keeper.spawn(async move {
-        let (client, keeper) = janitor;
-        while !client.pool.session().is_fenced() && !client.pool.session().is_closed() {
-            keeper.sleep(LEASE_NS).await;
-            let _ = client.recover_expired(&keeper).await;
-        }
-    });
     let mut result = Ok(());
     for task in tasks {
         result = result.and(task.await.unwrap_or(Err(IndexError::Unknown)));

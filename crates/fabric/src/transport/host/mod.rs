@@ -108,6 +108,8 @@ pub(crate) struct Host {
     serving: Mutex<FxHashMap<SessionId, Server>>,
     /// Calls that have not been answered.
     waiting: Mutex<FxHashMap<CallId, Waiting>>,
+    /// From which process each session was last heard of.
+    callers: Mutex<FxHashMap<SessionId, (u64, PeerId)>>,
     workers: Mutex<Option<Workers>>,
     /// How many calls have come.
     calls: AtomicU64,
@@ -163,6 +165,7 @@ impl Host {
             admitted: Mutex::default(),
             serving: Mutex::default(),
             waiting: Mutex::default(),
+            callers: Mutex::default(),
             workers: Mutex::default(),
             calls: AtomicU64::new(0),
             loopback: OnceLock::new(),
@@ -280,9 +283,18 @@ impl Host {
             Target::Session(session) if silent.contains(&session) => Some(CallError::Unknown),
             _ => None,
         });
+        let mut unheard = Vec::new();
+        lock(&self.callers).retain(|session, (term, caller)| {
+            let gone = *caller == peer;
+            unheard.extend(gone.then_some((*session, *term)));
+            !gone
+        });
         let _turn = lock(&self.turn);
+        for (session, term) in unheard {
+            self.logic.silent(session, term, self.clock.now());
+        }
         for (session, term) in abandoned {
-            self.logic.abandoned(session, term);
+            self.logic.abandoned(&*self.memory, session, term);
         }
     }
 
@@ -294,6 +306,9 @@ impl Host {
         self.calls.fetch_add(1, Ordering::Relaxed);
         match target {
             Target::Server(server) if server == self.id() => {
+                if !id.session.is_none() && peer != HERE {
+                    lock(&self.callers).insert(id.session, (id.term, peer));
+                }
                 self.ask(id, target, peer, caller);
                 let _turn = lock(&self.turn);
                 let actions = self.logic.call(&*self.memory, call, self.clock.now());

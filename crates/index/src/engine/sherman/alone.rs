@@ -9,13 +9,11 @@ use crate::Pool;
 use crate::api::{IndexError, KeyValue, OrderedIndex};
 use crate::engine::Engine;
 use crate::shared::heap::Class;
-use farwood_fabric::{Endpoint, GlobalAddr, Op, ServerId, SessionId, Work};
+use farwood_fabric::{Endpoint, GlobalAddr, Op, ServerId, Work};
 use std::ops::Bound;
 
-/// What such an index is called.
-const NAME: &str = "locks";
 /// LocksAlone lie side by side, in main memory too: there are no nodes between them.
-const STRIDE: u64 = 8;
+pub(super) const STRIDE: u64 = 8;
 
 /// LocksAlone on one server, as an engine.
 #[derive(Clone, Debug)]
@@ -38,6 +36,9 @@ pub struct LockTaker {
 }
 
 impl LocksAlone {
+    /// What such an index is called.
+    pub const NAME: &'static str = "locks";
+
     fn tree(&self) -> Sherman {
         Sherman::new(self.config.clone())
     }
@@ -48,7 +49,7 @@ impl Engine for LocksAlone {
     type Index = LockTaker;
 
     fn name(&self) -> &'static str {
-        NAME
+        Self::NAME
     }
 
     /// Whoever measures locks asks what they cost, not what a search in a tree does.
@@ -58,21 +59,17 @@ impl Engine for LocksAlone {
 
     async fn create(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<(), IndexError> {
         let op = endpoint.op();
-        let info = self.tree().create_with_locks(&op, pool, index, NAME).await?;
+        let info = self.tree().create_with_locks(&op, pool, index, Self::NAME).await?;
         pool.index_ready(&op, info.id).await?;
         Ok(())
     }
 
     async fn attach(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<Attached, IndexError> {
-        self.tree().attach_with_locks(pool, endpoint, index, NAME, STRIDE).await
+        self.tree().attach_with_locks(pool, endpoint, index, Self::NAME, STRIDE).await
     }
 
     fn open(&self, attached: &Attached, endpoint: &Endpoint, handle: u16) -> Result<LockTaker, IndexError> {
         Ok(LockTaker { tree: self.tree().open(attached, endpoint, handle)? })
-    }
-
-    async fn recover(&self, attached: &Attached, at: &Endpoint, victim: SessionId) -> Result<(), IndexError> {
-        attached.shared.recover(&at.op(), victim).await
     }
 
     /// Nobody uses them, so none may be held.
@@ -99,10 +96,10 @@ impl OrderedIndex for LockTaker {
         let Some(number) = key.first_chunk::<8>().map(|bytes| u64::from_be_bytes(*bytes)) else {
             return Err(IndexError::BadKey { why: "a lock's number has 8 bytes".to_owned() });
         };
-        let op = self.tree.endpoint.op();
+        let op = self.tree.begin()?;
         let shared = &self.tree.shared;
         let at = shared.locks.table().nth(ServerId::COORDINATOR, number);
-        let recover = async |op: &Op, victim| shared.recover(op, victim).await;
+        let recover = async |op: &Op, owner| shared.pool.suspect(op, owner).await.map(drop);
         let (held, _) = shared.locks.acquire(&op, self.tree.number, (at, None), recover).await?;
         self.tree.unlock(&op, held).await
     }

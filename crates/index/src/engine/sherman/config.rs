@@ -5,6 +5,7 @@
 
 use super::layout::Layout;
 use crate::api::IndexError;
+use crate::pool::RecoveryMistakes;
 use farwood_fabric::control::INTENT_BYTES;
 
 /// The fewest entries that a node of a real tree must hold.
@@ -122,8 +123,12 @@ pub struct Sabotage {
     pub wait_for_second_lock: bool,
     /// A scan takes the leaves that its cache names for all that there are.
     pub scan_trusts_cache: bool,
-    /// What a dead session was in the middle of is not finished before its locks are freed.
-    pub forget_intents: bool,
+    /// Those of recovery.
+    pub recovery: RecoveryMistakes,
+    /// A session keeps what it has of a dropped index.
+    pub drop_without_clearing: bool,
+    /// The intent of a merge names one of its three locks.
+    pub one_lock_named: bool,
     /// A node that a dead session left torn is not mended.
     pub skip_repair: bool,
     /// No mistake: nodes that become free are zeroed, so that whoever still reads them is found out.

@@ -55,13 +55,15 @@ pub use config::{Config, Sabotage, Switches};
 use crate::Pool;
 use crate::api::{IndexError, KeyValue, OrderedIndex};
 use crate::engine::Engine;
+use crate::pool;
 use crate::shared::heap::{self, Class};
 use crate::shared::locks::{LockTable, Locks, Manner, Mistakes};
+use crate::shared::opening::Opening;
 use crate::shared::surely;
 use crate::shared::whole::Place;
 use cache::Cache;
 use farwood_fabric::control::{IndexId, IndexInfo, Reply, Request};
-use farwood_fabric::{CallError, Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId, SessionId};
+use farwood_fabric::{CallError, Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId};
 use node::{Layouts, Node, Plan};
 use restructure::LostSeparator;
 use std::cell::RefCell;
@@ -129,6 +131,8 @@ impl Sherman {
 pub(crate) struct Shared {
     pool: Pool,
     info: IndexInfo,
+    /// Whether operations may begin.
+    opening: Arc<Opening>,
     config: Config,
     layouts: Layouts,
     locks: Locks,
@@ -180,9 +184,11 @@ impl Engine for Sherman {
         if self.config.switches == Switches::FG_PLUS { FG_PLUS } else { SHERMAN }
     }
 
-    fn heap_sabotage(&self) -> heap::Sabotage {
-        let Sabotage { reuse_without_epoch, zero_freed, .. } = self.config.sabotage;
-        heap::Sabotage { reuse_without_epoch, zero_freed }
+    fn mistakes(&self) -> pool::Mistakes {
+        let Sabotage { reuse_without_epoch, zero_freed, recovery, drop_without_clearing, .. } =
+            self.config.sabotage;
+        let heap = heap::Sabotage { reuse_without_epoch, zero_freed };
+        pool::Mistakes { heap, recovery, drop_without_clearing }
     }
 
     fn value_bytes(&self) -> RangeInclusive<usize> {
@@ -237,15 +243,6 @@ impl Engine for Sherman {
         fill: f64,
     ) -> Result<u64, IndexError> {
         index.bulk_load(pairs, fill).await
-    }
-
-    async fn recover(
-        &self,
-        attached: &Attached,
-        endpoint: &Endpoint,
-        victim: SessionId,
-    ) -> Result<(), IndexError> {
-        attached.shared.recover(&endpoint.op(), victim).await
     }
 
     async fn check(
@@ -320,6 +317,7 @@ impl Sherman {
             }
         });
         let shared = Shared {
+            opening: pool.opening(info.id),
             pool: pool.clone(),
             info,
             config: self.config.clone(),
@@ -331,11 +329,24 @@ impl Sherman {
         Ok(Attached { shared: Arc::new(shared) })
     }
 
-    /// Where the locks of a tree are.
-    async fn lock_table(&self, op: &Op, pool: &Pool, info: &IndexInfo) -> Result<LockTable, IndexError> {
-        self.lock_table_with(op, pool, info, self.config.node_bytes as u64).await
+    /// The lock table of a tree, or of locks alone, if it is in main memory.
+    pub(super) async fn locks_in_main_memory(
+        op: &Op,
+        pool: &Pool,
+        info: &IndexInfo,
+    ) -> Result<Option<LockTable>, IndexError> {
+        let Some((config, _)) = Config::decode(&info.config) else { return Ok(None) };
+        let is_alone = info.engine == LocksAlone::NAME;
+        let stride = if is_alone { alone::STRIDE } else { config.node_bytes as u64 };
+        let switches = if info.engine == FG_PLUS { Switches::FG_PLUS } else { config.switches };
+        if switches.lock_memory {
+            return Ok(None);
+        }
+        let tree = Self::new(Config { switches, ..config });
+        tree.lock_table_with(op, pool, info, stride).await.map(Some)
     }
 
+    /// Where the locks of a tree are.
     async fn lock_table_with(
         &self,
         op: &Op,
@@ -399,6 +410,14 @@ async fn create_lock_table(
 }
 
 impl Tree {
+    /// Begins an operation, unless the index is dropped or the session leaves.
+    fn begin(&self) -> Result<Op, IndexError> {
+        // The pin first: whoever drops the index waits for it.
+        let op = self.endpoint.op();
+        self.shared.opening.check()?;
+        Ok(op)
+    }
+
     fn check_key(&self, key: &[u8]) -> Result<(), IndexError> {
         let bytes = self.shared.config.key_bytes;
         if key.len() == bytes {
@@ -422,7 +441,7 @@ impl Tree {
 impl OrderedIndex for Tree {
     async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
         self.check_key(key)?;
-        self.look_up(&self.endpoint.op(), key).await
+        self.look_up(&self.begin()?, key).await
     }
 
     async fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {

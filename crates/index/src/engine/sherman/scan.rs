@@ -83,7 +83,7 @@ impl Tree {
         limit: usize,
         reverse: bool,
     ) -> Result<Vec<KeyValue>, IndexError> {
-        let op = self.endpoint.op();
+        let op = self.begin()?;
         let key_bytes = self.shared.config.key_bytes;
         let (from, fill) = if reverse { (end, u8::MAX) } else { (start, 0) };
         // A little too wide rather than too narrow: what is outside is left out when leaves are taken.

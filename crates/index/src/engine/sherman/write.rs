@@ -13,7 +13,7 @@ use crate::api::IndexError;
 use crate::shared::intents::Redo;
 use crate::shared::locks::{Held, Write, begun};
 use farwood_fabric::{GlobalAddr, Op, marks};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 /// How often a change goes from node to node.
 const MAX_STEPS: u32 = 10_000;
@@ -132,7 +132,7 @@ impl Tree {
 
     /// Changes a key as `decide` says; whether it did.
     pub(super) async fn modify(&self, key: &[u8], decide: Decide<'_>) -> Result<bool, IndexError> {
-        let op = self.endpoint.op();
+        let op = self.begin()?;
         // What an earlier operation noted may be gone by now.
         self.lost.replace(None);
         let changed = self.change(&op, key, decide).await;
@@ -243,9 +243,7 @@ impl Tree {
         let Locked { held, addr, node } = locked;
         let writes = self.writes_of(addr, node, patches);
         let redo = Redo {
-            lock: held.at.addr,
-            mask: held.at.mask,
-            held: held.word,
+            locks: smallvec![held.shows()],
             writes: writes.iter().map(|write| (write.addr, write.bytes.to_vec())).collect(),
         };
         let slot = match self.shared.pool.intents().room(op, addr.server(), redo.encoded_bytes()).await {

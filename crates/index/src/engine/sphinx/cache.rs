@@ -27,7 +27,7 @@ use super::{Shared, Tree};
 use crate::api::IndexError;
 use crate::shared::surely;
 use farwood_fabric::addr::PackedAddr;
-use farwood_fabric::{Buf, Op, SessionId, marks};
+use farwood_fabric::{Buf, Op, marks};
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -347,7 +347,7 @@ impl Tree {
     pub(super) async fn fill_filter(&self) -> Result<(), IndexError> {
         let Some(Finder { tables, filter: Some(filter), .. }) = self.finder() else { return Ok(()) };
         for table in tables {
-            let op = self.endpoint.op();
+            let op = self.begin()?;
             for (hash, _) in table.check(&op, self).await?.entries {
                 filter.insert(hash);
             }
@@ -399,9 +399,5 @@ impl Nodes for Tree {
             node.and_then(|_| heads.next()).and_then(|head| hash_in(head, *entry))
         };
         Ok(nodes.into_iter().zip(entries).map(of).collect())
-    }
-
-    async fn recover(&self, op: &Op, victim: SessionId) -> Result<(), IndexError> {
-        self.shared.recover(op, victim).await
     }
 }

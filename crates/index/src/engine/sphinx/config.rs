@@ -5,6 +5,7 @@
 
 use super::table;
 use crate::api::IndexError;
+use crate::pool::RecoveryMistakes;
 
 /// Begins what the catalog keeps; changes with the layout.
 const FORMAT: u32 = 0x5350_0001;
@@ -75,8 +76,10 @@ pub struct Sabotage {
     pub reuse_without_epoch: bool,
     /// A leaf is unlinked without being marked as deleted.
     pub delete_without_mark: bool,
-    /// What a dead session was in the middle of is not finished before its locks are freed.
-    pub forget_intents: bool,
+    /// Those of recovery.
+    pub recovery: RecoveryMistakes,
+    /// A session keeps what it has of a dropped index.
+    pub drop_without_clearing: bool,
     /// An insert into a hash table does not look whether a subtable was split meanwhile.
     pub resize_without_recheck: bool,
     /// Whether a subtree has keys, and which, is asked of its first child alone.

@@ -58,13 +58,15 @@ pub use config::{Config, Sabotage, Switches};
 use crate::Pool;
 use crate::api::{IndexError, KeyValue, OrderedIndex};
 use crate::engine::Engine;
+use crate::pool;
 use crate::shared::heap::{self, Class};
 use crate::shared::locks::{LockTable, Locks, Manner, Mistakes};
+use crate::shared::opening::Opening;
 use crate::shared::surely;
 use crate::shared::whole::Place;
 use cache::{Doubts, Finder};
 use farwood_fabric::control::{ANCHOR_BYTES, IndexId, IndexInfo, ObjectChunk};
-use farwood_fabric::{Endpoint, GlobalAddr, Op, ServerId, SessionId};
+use farwood_fabric::{Endpoint, GlobalAddr, Op, ServerId};
 use filter::Filter;
 use layout::{Head, LeafClass, MAX_KEY_BYTES, MAX_VALUE_BYTES, NodeKind, NodeRef};
 use node::prefix;
@@ -147,6 +149,8 @@ impl Sphinx {
 pub(crate) struct Shared {
     pool: Pool,
     info: IndexInfo,
+    /// Whether operations may begin.
+    opening: Arc<Opening>,
     config: Config,
     locks: Locks,
     /// The node of the empty prefix, a Node256 that is never replaced.
@@ -193,12 +197,6 @@ impl Shared {
         node_class(self.info.id, kind)
     }
 
-    /// Cleans up after a session whose lease has run out; nothing, if it has not or somebody else does.
-    async fn recover(&self, op: &Op, victim: SessionId) -> Result<(), IndexError> {
-        let bytes = op.endpoint().capabilities().lock_memory_bytes;
-        let tables = async |_: &Op| Ok(LockTable::all_in_lock_memory(self.servers(), bytes));
-        Locks::recover(&self.pool, op, victim, tables, self.config.sabotage.forget_intents).await
-    }
 }
 
 fn node_class(index: IndexId, kind: NodeKind) -> Class {
@@ -214,12 +212,11 @@ impl Engine for Sphinx {
         if self.config.switches.hash_table { SPHINX } else { ART }
     }
 
-    fn heap_sabotage(&self) -> heap::Sabotage {
-        heap::Sabotage {
-            reuse_without_epoch: self.config.sabotage.reuse_without_epoch,
-            // Hints lead to nodes that are gone, and find what is left of them.
-            zero_freed: false,
-        }
+    fn mistakes(&self) -> pool::Mistakes {
+        let Sabotage { reuse_without_epoch, recovery, drop_without_clearing, .. } = self.config.sabotage;
+        // Hints lead to nodes that are gone, and find what is left of them, so those are not zeroed.
+        let heap = heap::Sabotage { reuse_without_epoch, zero_freed: false };
+        pool::Mistakes { heap, recovery, drop_without_clearing }
     }
 
     fn value_bytes(&self) -> RangeInclusive<usize> {
@@ -264,6 +261,7 @@ impl Engine for Sphinx {
         let finder = self.finder(&op, pool, &info).await?;
         let chunk_bytes = pool.session().cluster().view().smallest_chunk_bytes();
         let shared = Shared {
+            opening: pool.opening(info.id),
             pool: pool.clone(),
             locks: self.locks(pool, &op),
             info,
@@ -297,15 +295,6 @@ impl Engine for Sphinx {
         index.fill_filter().await
     }
 
-    async fn recover(
-        &self,
-        attached: &Attached,
-        endpoint: &Endpoint,
-        victim: SessionId,
-    ) -> Result<(), IndexError> {
-        attached.shared.recover(&endpoint.op(), victim).await
-    }
-
     async fn check(
         &self,
         attached: &Attached,
@@ -334,6 +323,14 @@ fn max_leaf_bytes(chunk_bytes: u64) -> usize {
 impl Tree {
     fn new(shared: &Arc<Shared>, endpoint: &Endpoint, number: u16) -> Self {
         Self { shared: Arc::clone(shared), endpoint: endpoint.clone(), number, room: RefCell::default() }
+    }
+
+    /// Begins an operation, unless the index is dropped or the session leaves.
+    fn begin(&self) -> Result<Op, IndexError> {
+        // The pin first: whoever drops the index waits for it.
+        let op = self.endpoint.op();
+        self.shared.opening.check()?;
+        Ok(op)
     }
 
     fn check_key(key: &[u8]) -> Result<(), IndexError> {
@@ -366,7 +363,7 @@ impl Tree {
 impl OrderedIndex for Tree {
     async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
         Self::check_key(key)?;
-        self.look_up(&self.endpoint.op(), key).await
+        self.look_up(&self.begin()?, key).await
     }
 
     async fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {

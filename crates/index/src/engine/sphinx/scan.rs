@@ -179,7 +179,7 @@ impl Tree {
         reverse: bool,
         each: &mut dyn FnMut(&[u8], &[u8]),
     ) -> Result<usize, IndexError> {
-        let op = self.endpoint.op();
+        let op = self.begin()?;
         let seed = self.shared.seed;
         let edges = Edges { start: Edge::of(range.0, seed), end: Edge::of(range.1, seed) };
         let on_edge = OnEdge { start: edges.start.is_some(), end: edges.end.is_some() };

@@ -87,7 +87,7 @@ impl Tree {
         addr: GlobalAddr,
         bytes: usize,
     ) -> Result<(Held, Buf), IndexError> {
-        let recover = async |op: &Op, victim| self.shared.recover(op, victim).await;
+        let recover = async |op: &Op, owner| self.shared.pool.suspect(op, owner).await.map(drop);
         self.shared.locks.lock_and_read(op, self.number, (addr, bytes), recover).await
     }
 
@@ -226,7 +226,7 @@ impl Tree {
 
     /// Changes a key as `decide` says; whether it did.
     pub(super) async fn modify(&self, key: &[u8], decide: Decide<'_>) -> Result<bool, IndexError> {
-        let op = self.endpoint.op();
+        let op = self.begin()?;
         let change = Change { op: &op, key, prefixes: Prefixes::of(self.shared.seed, key) };
         for attempt in 0..MAX_ATTEMPTS {
             let way = self.way(&op, key, &change.prefixes).await?;
@@ -402,8 +402,7 @@ impl Tree {
                 return Err(error);
             }
         };
-        let lock = (held.at.addr, held.at.mask, held.word);
-        let redo = Redo::encode_one(lock, (at.addr, &bytes), slot.addr());
+        let redo = Redo::encode_one(held.shows(), (at.addr, &bytes), slot.addr());
         let intent = Write { addr: slot.addr(), bytes: redo.into() };
         let update = Write { addr: at.addr, bytes: bytes.into() };
         // The lock may be handed on, and then its word stays what it is.

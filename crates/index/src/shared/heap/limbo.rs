@@ -77,8 +77,15 @@ impl<T, S: Copy> Limbo<T, S> {
         }
     }
 
-    pub(super) fn retain(&mut self, keep: impl Fn(&T) -> bool) {
-        self.waiting.retain(|one| keep(&one.what));
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.waiting.iter().map(|one| &one.what)
+    }
+
+    /// Takes out what is so, safe or not.
+    pub(super) fn take_where(&mut self, is_so: impl Fn(&T) -> bool) -> Vec<T> {
+        let (gone, kept) = std::mem::take(&mut self.waiting).into_iter().partition(|one| is_so(&one.what));
+        self.waiting = kept;
+        VecDeque::into_iter(gone).map(|one| one.what).collect()
     }
 }
 
@@ -125,7 +132,7 @@ mod tests {
     fn what_belongs_to_a_dropped_index_is_forgotten() {
         let mut limbo = Limbo::default();
         "abc".chars().for_each(|what| limbo.push(what));
-        limbo.retain(|what| *what != 'b');
+        assert_eq!(limbo.take_where(|what| *what == 'b'), ['b']);
         limbo.stamp(limbo.mark(), 1);
         assert_eq!(safe_below(&mut limbo, 2), "ac");
     }

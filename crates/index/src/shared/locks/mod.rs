@@ -16,6 +16,7 @@
 mod local;
 mod recover;
 
+use super::intents::HeldWord;
 use super::lock::{LockWord, Patience};
 use super::surely;
 use crate::Pool;
@@ -107,6 +108,13 @@ pub(crate) struct Held {
     /// What its bits are while it is.
     pub(crate) word: u64,
     turn: Option<Turn>,
+}
+
+impl Held {
+    /// How the lock shows that it is held.
+    pub(crate) fn shows(&self) -> HeldWord {
+        HeldWord { addr: self.at.addr, mask: self.at.mask, word: self.word }
+    }
 }
 
 /// One's turn in the local queue. It ends when this is dropped, so that an error strands nobody who waits there.
@@ -355,7 +363,7 @@ impl Locks {
         recover: impl AsyncFn(&Op, SessionId) -> Result<(), IndexError>,
     ) -> Result<(u64, Option<Buf>), IndexError> {
         let session = self.pool.session();
-        let limit = session.lease_ns() / 4;
+        let limit = self.pool.suspicion_ns();
         let mut patience = Patience::default();
         for attempt in 0..MAX_ATTEMPTS {
             let seen = match self.swap_once(op, task, at, read).await? {

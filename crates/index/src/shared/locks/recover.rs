@@ -1,22 +1,31 @@
-//! What becomes of a dead session's locks: after it is fenced, what it was in the middle of is finished ([`intents`]), then its
-//! locks are freed. What it left otherwise unfinished is mended by whoever locks it next, as the engine says.
+//! Which locks are held, and by whom; and how those of the dead are freed, as a step of recovery ([`crate::pool::recovery`]). What a dead
+//! session left otherwise unfinished is mended by whoever locks it next, as the engine says.
 
 use super::{LANES, LockAt, LockTable, Locks, MAX_LOST};
-use crate::Pool;
 use crate::api::IndexError;
-use crate::shared::{intents, surely};
+use crate::pool::RecoveryMistakes;
+use crate::shared::surely;
 use farwood_fabric::control::SessionState;
-use farwood_fabric::session::Estate;
 use farwood_fabric::{Batch, GlobalAddr, Op, SessionId, marks};
 
 /// How many words of a lock table are read at a time.
 const STEP: usize = 1024;
 
 impl LockTable {
-    /// Whether all locks of the other table are locks of this one.
-    pub(crate) fn covers(&self, other: &Self) -> bool {
-        (&self.bases, self.stride, self.masked) == (&other.bases, other.stride, other.masked)
-            && self.count >= other.count
+    /// Frees all locks of a session that is fenced and whose intents are ended.
+    pub(crate) async fn free_all_of(
+        &self,
+        op: &Op,
+        victim: SessionId,
+        mistakes: RecoveryMistakes,
+    ) -> Result<(), IndexError> {
+        for (at, word) in self.held(op).await? {
+            if at.owner(word) == victim {
+                free(op, at, word, mistakes).await?;
+                marks::hit("lock_of_the_dead_released");
+            }
+        }
+        Ok(())
     }
 
     /// All locks that are held, and by whom. Two words are never read at one instant; for locks of the dead that is no matter.
@@ -49,36 +58,6 @@ impl LockTable {
 }
 
 impl Locks {
-    /// Cleans up after a session whose lease has run out; nothing, if it has not or somebody else does. `tables` names all lock tables
-    /// that the session may hold locks of: it may have worked on several indexes, and is recovered once.
-    pub(crate) async fn recover(
-        pool: &Pool,
-        op: &Op,
-        victim: SessionId,
-        tables: impl AsyncFnOnce(&Op) -> Result<Vec<LockTable>, IndexError>,
-        forget_intents: bool,
-    ) -> Result<(), IndexError> {
-        let clean_up = async |op: &Op, estate: &Estate| -> Result<(), IndexError> {
-            if !forget_intents {
-                intents::replay(op, estate).await?;
-            }
-            for table in tables(op).await? {
-                for (at, word) in table.held(op).await? {
-                    if at.owner(word) == victim {
-                        free(op, at, word).await?;
-                        marks::hit("lock_of_the_dead_released");
-                    }
-                }
-            }
-            Ok(())
-        };
-        // Boxed: who waits for a lock comes here rarely, and should not carry it about.
-        if Box::pin(pool.recover(op, victim, clean_up)).await?.is_some() {
-            marks::hit("session_recovered");
-        }
-        Ok(())
-    }
-
     /// No lock is held, unless by somebody alive who works on another index: all indexes of a pool share lock memory.
     pub(crate) async fn check_free(&self, op: &Op) -> Result<(), IndexError> {
         let held = self.table.held(op).await?;
@@ -100,9 +79,10 @@ impl Locks {
     }
 }
 
-/// Frees a lock whose owner is fenced. Nobody else writes it, or it is freed by an atomic.
-async fn free(op: &Op, at: LockAt, word: u64) -> Result<(), IndexError> {
-    if at.mask == u64::MAX {
+/// Frees a lock whose owner is fenced: by CAS from the owner's word, which does not come back. So it may be repeated after a lost
+/// completion, also when somebody else has the lock by then.
+async fn free(op: &Op, at: LockAt, word: u64, mistakes: RecoveryMistakes) -> Result<(), IndexError> {
+    if mistakes.plain_release && at.mask == u64::MAX {
         return Ok(surely::write_word(op, at.addr, 0).await?);
     }
     for _ in 0..MAX_LOST {
@@ -110,7 +90,6 @@ async fn free(op: &Op, at: LockAt, word: u64) -> Result<(), IndexError> {
         batch.push(at.swap(word, 0));
         match op.submit(batch).await {
             Ok(_) => return Ok(()),
-            // Free by then, or still the victim's: its number comes back only after this.
             Err(failure) => surely::reconnected(op, failure.error).await?,
         }
     }

@@ -132,7 +132,7 @@ impl Tree {
             let why = format!("a fill factor of {fill}; it must be above 0 and at most 1");
             return Err(IndexError::BadConfig { why });
         }
-        let op = self.endpoint.op();
+        let op = self.begin()?;
         let mut builder = Builder { tree: self, op: &op, fill, levels: Vec::new(), written: Vec::new() };
         let built = self.build(&mut builder, pairs).await;
         let loaded = match built {

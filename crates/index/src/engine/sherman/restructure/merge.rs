@@ -14,7 +14,7 @@ use crate::api::IndexError;
 use crate::engine::sherman::Tree;
 use crate::engine::sherman::node::{Head, MAX_LEVEL, Node};
 use crate::engine::sherman::write::Locked;
-use crate::shared::intents::Redo;
+use crate::shared::intents::{HeldWord, Redo};
 use crate::shared::locks::{Held, LockAt, Write};
 use crate::shared::surely;
 use farwood_fabric::{GlobalAddr, Op, marks};
@@ -151,9 +151,12 @@ impl Tree {
         let fits = lefts + rights <= capacity / 2 || lefts == 0 || rights == 0;
         let are_neighbours = left.node.sibling() == right.addr && left.node.high() == Some(right.node.low());
         let grown = if fits && are_neighbours { left.node.grow(&right.node) } else { None };
-        let bound = left.held.as_ref().unwrap_or(&parent.held);
-        let (lock, mask, word) = (bound.at.addr, bound.at.mask, bound.word);
-        let mut redo = Redo { lock, mask, held: word, writes: Vec::new() };
+        let locks = [left.held.as_ref(), right.held.as_ref(), Some(&parent.held)].into_iter().flatten();
+        let mut locks: SmallVec<[HeldWord; 3]> = locks.map(Held::shows).collect();
+        if self.shared.config.sabotage.one_lock_named {
+            locks.truncate(1);
+        }
+        let mut redo = Redo { locks, writes: Vec::new() };
         let slot = grown.as_ref().and_then(|(_, turn)| {
             let remove = parent.node.remove(separator);
             let steps = turn.iter().cloned().map(|patch| (left.addr, patch));

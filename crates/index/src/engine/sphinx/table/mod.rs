@@ -64,7 +64,7 @@ use crate::shared::heap::Class;
 use crate::shared::surely;
 use directory::Directory;
 use farwood_fabric::control::IndexId;
-use farwood_fabric::{GlobalAddr, Op, ServerId, SessionId};
+use farwood_fabric::{GlobalAddr, Op, ServerId};
 use layout::{FROZEN, Geometry, State};
 use std::sync::Arc;
 
@@ -108,7 +108,7 @@ pub struct Sabotage {
     pub steal_without_fence: bool,
 }
 
-/// What the table needs to know of the nodes that its entries lead to, and of the index around it.
+/// What the table needs to know of the nodes that its entries lead to.
 pub trait Nodes {
     /// The hash of each entry's prefix, as the node says; `None` if there is no such node any more, and the entry may go. A node must be in place
     /// before its entry is inserted. A split asks for a subtable's entries at once, so that their nodes can be read together.
@@ -117,9 +117,6 @@ pub trait Nodes {
         op: &Op,
         entries: &[u64],
     ) -> impl Future<Output = Result<Vec<Option<u64>>, IndexError>>;
-
-    /// Recovers a session whose lease has run out, if it has.
-    fn recover(&self, op: &Op, victim: SessionId) -> impl Future<Output = Result<(), IndexError>>;
 }
 
 /// The table of one memory server, as a compute server has it. Cheap to clone, usable from any thread.

@@ -60,7 +60,7 @@ impl Table {
                 return Ok(());
             }
             let holder = Holder(head.word(0));
-            if self.is_free(op, nodes, holder, &mut patience).await? {
+            if self.is_free(op, holder, &mut patience).await? {
                 if let Some(mine) = self.lock(op, subtable, holder).await? {
                     // Boxed: most operations never come here, and should not carry it about.
                     let split = Box::pin(self.split(op, nodes, subtable, past)).await;
@@ -85,7 +85,7 @@ impl Table {
         if holder.0 == 0 && state.phase == Phase::Idle {
             return Ok(());
         }
-        if holder.0 != 0 && !self.is_gone(op, nodes, holder).await? {
+        if holder.0 != 0 && !self.is_gone(op, holder).await? {
             return Err(corrupt(format!(
                 "the hash subtable at {subtable} is still locked, by term {}",
                 holder.term()
@@ -106,25 +106,23 @@ impl Table {
     async fn is_free(
         &self,
         op: &Op,
-        nodes: &impl Nodes,
         holder: Holder,
         patience: &mut Patience,
     ) -> Result<bool, IndexError> {
         if holder.0 == 0 {
             return Ok(true);
         }
-        let session = self.inner.pool.session();
-        if !patience.is_over(holder.0, op.endpoint().now(), session.lease_ns() / 4) {
+        if !patience.is_over(holder.0, op.endpoint().now(), self.inner.pool.suspicion_ns()) {
             return Ok(false);
         }
         if self.inner.sabotage.steal_without_fence {
             return Ok(true);
         }
-        self.is_gone(op, nodes, holder).await
+        self.is_gone(op, holder).await
     }
 
     /// Whether nothing of a lock's holder can land any more. If its lease has run out, it is recovered first.
-    async fn is_gone(&self, op: &Op, nodes: &impl Nodes, holder: Holder) -> Result<bool, IndexError> {
+    async fn is_gone(&self, op: &Op, holder: Holder) -> Result<bool, IndexError> {
         let session = self.inner.pool.session();
         if holder.term() == session.term() {
             return Ok(false);
@@ -133,11 +131,8 @@ impl Table {
         match known {
             None => Ok(true),
             Some(info) if matches!(info.state, SessionState::Fenced | SessionState::Adopting) => Ok(true),
-            Some(info) => {
-                Box::pin(nodes.recover(op, info.session)).await?;
-                let known = session.list(op).await?;
-                Ok(known.iter().all(|info| info.term != holder.term()))
-            }
+            // When it is recovered, it is fenced.
+            Some(info) => self.inner.pool.suspect(op, info.session).await,
         }
     }
 

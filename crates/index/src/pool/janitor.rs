@@ -1,0 +1,114 @@
+//! Keeping a session alive, and the chores of the pool.
+//!
+//! Memory servers have almost no CPU and know no engines, so sessions clean up after each other. The coordinator notices what has to be
+//! done and asks whoever sends a heartbeat next ([`Chore`]). Every session that is kept alive does such chores, on an endpoint of
+//! their own, so that neither its lease nor its operations wait for them.
+
+use super::{JoinOptions, Pool};
+use crate::api::IndexError;
+use farwood_fabric::clock::{MILLISECOND, Nanos};
+use farwood_fabric::control::{Chore, SessionState};
+use farwood_fabric::{Cluster, Endpoint, FabricError, SessionOptions, marks};
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// How many chores a session does at a time.
+const MAX_CHORES: u32 = 4;
+/// How often a reaper looks whether it has made room, and how long it waits in between.
+const MAX_ROOM_WAITS: u32 = 2_000;
+const ROOM_WAIT_NS: Nanos = 5 * MILLISECOND;
+
+impl Pool {
+    /// Keeps the session alive from tasks of `endpoint`'s thread, until it is closed or fenced, and does chores of the pool. The
+    /// thread's executor has to run at least every third of a lease.
+    pub fn keep_alive(&self, endpoint: &Endpoint, every: Nanos) {
+        let janitor = self.session.endpoint().unwrap_or_else(|_| endpoint.clone());
+        let (pool, endpoint) = (self.clone(), endpoint.clone());
+        endpoint.clone().spawn(async move {
+            let chores = Rc::new(Cell::new(0));
+            while !pool.session.is_closed() {
+                if pool.session.is_condemned() {
+                    // Others recover what it could not settle.
+                    marks::hit("session_condemned");
+                    let _ = pool.session.fence_itself(&endpoint).await;
+                    return;
+                }
+                match pool.beat(&endpoint, &janitor, &chores).await {
+                    Err(FabricError::Fenced { .. }) => return,
+                    Ok(()) | Err(_) => endpoint.sleep(every).await,
+                }
+            }
+        });
+    }
+
+    /// One heartbeat, and what it brings.
+    async fn beat(&self, endpoint: &Endpoint, janitor: &Endpoint, chores: &Rc<Cell<u32>>) -> Result<(), FabricError> {
+        let session = &self.session;
+        let chore = if chores.get() < MAX_CHORES {
+            session.heartbeat_and_chore(endpoint).await?.1
+        } else {
+            session.heartbeat(endpoint).await?;
+            None
+        };
+        let clears = session.to_clear().is_some() && chores.get() < MAX_CHORES;
+        if chore.is_none() && !clears {
+            return Ok(());
+        }
+        chores.set(chores.get() + 1);
+        let (pool, endpoint, chores) = (self.clone(), janitor.clone(), Rc::clone(chores));
+        janitor.spawn(async move {
+            // What fails is asked for again.
+            if let Some(chore) = chore {
+                let _ = pool.do_chore(&endpoint, chore).await;
+            }
+            let _ = pool.heap.clear_dropped(&endpoint).await;
+            chores.set(chores.get() - 1);
+        });
+        Ok(())
+    }
+
+    /// Does what the coordinator asked for.
+    async fn do_chore(&self, endpoint: &Endpoint, chore: Chore) -> Result<(), IndexError> {
+        match chore {
+            Chore::Recover { victim } => {
+                marks::hit("chore_recover");
+                Box::pin(self.recover(&endpoint.op(), victim)).await.map(drop)
+            }
+            Chore::FinishDrop { index } => {
+                marks::hit("chore_finish_drop");
+                Ok(self.finish_drop(&endpoint.op(), index).await?)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Recovers dead sessions of a pool in which all numbers are taken, until one is free. A reaper has a number that is kept back for this.
+pub(super) async fn make_room(cluster: &Cluster, options: &JoinOptions) -> Result<(), FabricError> {
+    let session = SessionOptions { reaper: true, ..SessionOptions::default() };
+    let pool = Pool::join_once(cluster, JoinOptions { session, ..options.clone() }).await?;
+    let endpoint = pool.session.endpoint()?;
+    marks::hit("reaper");
+    let made = reap(&pool, &endpoint).await;
+    let left = pool.leave(&endpoint).await;
+    made.and(left.map(drop))
+}
+
+async fn reap(pool: &Pool, endpoint: &Endpoint) -> Result<(), FabricError> {
+    let before = pool.session.list(&endpoint.op()).await?.len();
+    for _ in 0..MAX_ROOM_WAITS {
+        if let Some(chore) = pool.session.heartbeat_and_chore(endpoint).await?.1 {
+            // What fails is offered again; what cannot be recovered here leaves the pool as full as it is.
+            let _ = pool.do_chore(endpoint, chore).await;
+        }
+        let sessions = pool.session.list(&endpoint.op()).await?;
+        let is_dead = |info: &&farwood_fabric::control::SessionInfo| {
+            info.state != SessionState::Active || info.lease_left_ns == 0
+        };
+        if sessions.len() < before || sessions.iter().filter(is_dead).count() == 0 {
+            return Ok(());
+        }
+        endpoint.sleep(ROOM_WAIT_NS).await;
+    }
+    Ok(())
+}
