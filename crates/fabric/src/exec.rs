@@ -637,15 +637,23 @@ impl Executor {
     /// Ends all tasks of a group: they are dropped where they stand.
     pub(crate) fn kill_group(&self, group: GroupId) {
         self.inner.paused.borrow_mut().remove(&group);
-        let mut victims = Vec::new();
-        {
-            let mut tasks = self.inner.tasks.borrow_mut();
-            let ids: Vec<_> = tasks.iter().filter(|(_, t)| t.group == group).map(|(id, _)| id).collect();
-            for id in ids {
-                victims.extend(tasks.try_remove(id));
+        let before = self.inner.group.replace(group);
+        loop {
+            let mut victims = Vec::new();
+            {
+                let mut tasks = self.inner.tasks.borrow_mut();
+                let ids: Vec<_> = tasks.iter().filter(|(_, t)| t.group == group).map(|(id, _)| id).collect();
+                for id in ids {
+                    victims.extend(tasks.try_remove(id));
+                }
             }
+            if victims.is_empty() {
+                break;
+            }
+            // What is dropped may spawn tasks that were to clean up behind it; the dead clean up nothing.
+            drop(victims);
         }
-        drop(victims);
+        self.inner.group.set(before);
     }
 
     /// Stops polling the tasks of a group.

@@ -84,6 +84,11 @@ fn smaller(trial: &Trial) -> Vec<Trial> {
     push(&|t| t.tasks = (t.tasks - 1).max(1));
     push(&|t| t.ops = (t.ops - t.ops.div_ceil(4)).max(1));
     push(&|t| t.tear = false);
+    push(&|t| t.churn = false);
+    push(&|t| t.cancel = 0);
+    push(&|t| t.cancel /= 2);
+    push(&|t| t.chunks = None);
+    push(&|t| t.leaves /= 2);
     for (n, fault) in faults.iter().enumerate() {
         if let Some(simpler) = earlier(*fault) {
             push(&|t| t.faults.faults[n] = simpler);
@@ -101,6 +106,18 @@ fn earlier(fault: Fault) -> Option<Fault> {
         }
         Fault::LoseCompletion { client, at_verb, late_ns } if at_verb > 1 => {
             Some(Fault::LoseCompletion { client, at_verb: at_verb / 2, late_ns })
+        }
+        Fault::KillAtCall { client, at_call, after } if at_call > 1 => {
+            Some(Fault::KillAtCall { client, at_call: at_call / 2, after })
+        }
+        Fault::KillAtMark { client, mark, nth } if nth > 1 => {
+            Some(Fault::KillAtMark { client, mark, nth: nth / 2 })
+        }
+        Fault::FailReconnect { client, nth, times } if times > 1 => {
+            Some(Fault::FailReconnect { client, nth, times: times / 2 })
+        }
+        Fault::Cut { client, server, from_ns, for_ns } if for_ns > 1000 => {
+            Some(Fault::Cut { client, server, from_ns, for_ns: for_ns / 2 })
         }
         _ => None,
     }

@@ -7,6 +7,14 @@
 //! 3. When all have ended or died, the driver waits until the dead have been recovered: by its own session's janitor, as in any
 //!    other compute server.
 //! 4. The structure is walked and verified, memory is accounted for, and the history is judged.
+//!
+//! `text` is a trial as a line of text; `draw` draws its faults.
+
+mod draw;
+mod text;
+
+pub use draw::{ADOPTION_MARKS, CALLS, FaultKind};
+pub use text::BadTrial;
 
 use crate::check::{self, leaks};
 use crate::history::{Action, History};
@@ -18,47 +26,34 @@ use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::server::{ServerLogic, StartError};
 use farwood_fabric::transport::sim::{Fault, FaultPlan, Sabotage, Sim, SimConfig, SimReport, SimStop};
-use farwood_fabric::{Cluster, Endpoint, ServerId, marks};
+use farwood_fabric::{Cluster, Endpoint, FabricError, ServerId, marks};
 use farwood_index::pool::JoinOptions;
 use farwood_index::shared::heap::{CLAIM, MAX_FREE};
 use farwood_index::{Engine, IndexError, OrderedIndex, Pool};
 use farwood_memory::{MemoryServer, ServerConfig};
 use fastrand::Rng;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::Rc;
-use std::str::FromStr;
 use std::sync::Arc;
+use std::task::Poll;
 
 /// How long a session lives without a heartbeat.
 const LEASE_NS: Nanos = MILLISECOND;
 const HEARTBEAT_NS: Nanos = 100 * MICROSECOND;
 /// How often a fenced compute server starts anew.
 const MAX_LIVES: u32 = 5;
+/// How often an operation that is given up has been polled by then, at most.
+const MAX_POLLS: u32 = 12;
+/// When a compute server leaves in the middle of its operations, at the latest.
+const LONGEST_STAY_NS: Nanos = 3 * LEASE_NS / 2;
 /// What the index is called.
 const INDEX: &str = "tried";
 /// How often the driver looks whether the dead have been recovered.
 const MAX_RECOVERY_WAITS: u32 = 100;
-
-/// Faults that a trial draws. The loss of a server is not among them: what it held is gone, so there is nothing to check;
-/// see the tests of the fabric for that.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[expect(missing_docs, reason = "they are those of `Fault`")]
-pub enum FaultKind {
-    Kill,
-    Pause,
-    LoseCompletion,
-    LoseReply,
-    SlowServer,
-    SkewClock,
-}
-
-impl FaultKind {
-    /// All of them.
-    pub const ALL: [FaultKind; 6] =
-        [Self::Kill, Self::Pause, Self::LoseCompletion, Self::LoseReply, Self::SlowServer, Self::SkewClock];
-}
 
 /// Everything that determines a run.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -81,58 +76,14 @@ pub struct Trial {
     pub tear: bool,
     /// Whether half of the tasks empty the index while the others fill it, rather than all together: memory is used again sooner.
     pub churn: bool,
+    /// Of a hundred operations, how many are given up in the middle: their future is dropped.
+    pub cancel: u8,
+    /// How many chunks a server has, if they are to be few.
+    pub chunks: Option<u16>,
+    /// How often each compute server leaves the pool in the middle of its operations and joins anew.
+    pub leaves: u32,
     /// What goes wrong.
     pub faults: FaultPlan,
-}
-
-impl Trial {
-    /// The trial with up to four faults of any kind, drawn from its seed.
-    #[must_use]
-    pub fn with_random_faults(mut self) -> Self {
-        let mut rng = Rng::with_seed(self.seed ^ 0xfa17);
-        for _ in 0..rng.u32(0..=4) {
-            let kind = rng.choice(FaultKind::ALL).unwrap_or(FaultKind::Kill);
-            self.add_fault(kind, &mut rng);
-        }
-        self
-    }
-
-    /// The trial with `count` faults of one kind, drawn from its seed.
-    #[must_use]
-    pub fn with_faults(mut self, kind: FaultKind, count: u32) -> Self {
-        let mut rng = Rng::with_seed(self.seed ^ 0xfa17);
-        for _ in 0..count {
-            self.add_fault(kind, &mut rng);
-        }
-        self
-    }
-
-    fn add_fault(&mut self, kind: FaultKind, rng: &mut Rng) {
-        let client = rng.u32(0..self.sessions.max(1));
-        // A task's operation takes about four verbs.
-        let at_verb = rng.u64(0..u64::from(self.tasks) * u64::from(self.ops) * 4);
-        self.faults.faults.push(match kind {
-            FaultKind::Kill => Fault::Kill { client, at_verb },
-            FaultKind::Pause => {
-                Fault::Pause { client, at_verb, for_ns: rng.u64(100 * MICROSECOND..8 * LEASE_NS) }
-            }
-            FaultKind::LoseCompletion => {
-                Fault::LoseCompletion { client, at_verb, late_ns: rng.u64(0..2 * LEASE_NS) }
-            }
-            FaultKind::LoseReply => Fault::LoseReply { client, at_call: rng.u64(0..40) },
-            FaultKind::SlowServer => Fault::SlowServer {
-                server: rng.u16(0..self.servers.max(1)),
-                from_ns: rng.u64(0..MILLISECOND),
-                for_ns: rng.u64(0..MILLISECOND),
-                factor: rng.u32(2..20),
-            },
-            FaultKind::SkewClock => Fault::SkewClock {
-                client,
-                ahead_ns: rng.u64(0..10 * LEASE_NS),
-                drift_ppm: rng.i32(-100_000..100_000),
-            },
-        });
-    }
 }
 
 impl Default for Trial {
@@ -148,78 +99,12 @@ impl Default for Trial {
             spelling: Spelling::Numbers,
             tear: true,
             churn: false,
+            cancel: 0,
+            chunks: None,
+            leaves: 0,
             faults,
         }
     }
-}
-
-impl fmt::Display for Trial {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, servers, sessions, tasks, ops, keys, spelling, tear, churn, faults } = self;
-        write!(
-            f,
-            "seed={seed} servers={servers} sessions={sessions} tasks={tasks} ops={ops} keys={keys} tear={tear}"
-        )?;
-        if *spelling != Spelling::Numbers {
-            write!(f, " spell={spelling}")?;
-        }
-        if *churn {
-            f.write_str(" churn=true")?;
-        }
-        if faults.faults.is_empty() { Ok(()) } else { write!(f, " {faults}") }
-    }
-}
-
-/// A line that is no trial.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct BadTrial {
-    /// The word that is not understood.
-    pub word: String,
-}
-
-impl fmt::Display for BadTrial {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "'{}' is not understood; a trial is written like 'seed=7 servers=3 sessions=4 tasks=4 ops=40 keys=8 tear=true \
-             kill:c2@v57', with at least one server, session, task, operation and key",
-            self.word
-        )
-    }
-}
-
-impl std::error::Error for BadTrial {}
-
-impl FromStr for Trial {
-    type Err = BadTrial;
-
-    fn from_str(text: &str) -> Result<Self, BadTrial> {
-        let mut trial = Trial::default();
-        for word in text.split_whitespace() {
-            set(&mut trial, word).ok_or_else(|| BadTrial { word: word.to_owned() })?;
-        }
-        Ok(trial)
-    }
-}
-
-fn set(trial: &mut Trial, word: &str) -> Option<()> {
-    let Some((name, value)) = word.split_once('=') else {
-        trial.faults.faults.push(word.parse().ok()?);
-        return Some(());
-    };
-    match name {
-        "seed" => trial.seed = value.parse().ok()?,
-        "servers" => trial.servers = value.parse().ok().filter(|n| (1..=64).contains(n))?,
-        "sessions" => trial.sessions = value.parse().ok().filter(|n| (1..=64).contains(n))?,
-        "tasks" => trial.tasks = value.parse().ok().filter(|n| (1..=16).contains(n))?,
-        "ops" => trial.ops = value.parse().ok().filter(|n| *n > 0)?,
-        "keys" => trial.keys = value.parse().ok().filter(|n| (1..=4096).contains(n))?,
-        "spell" => trial.spelling = value.parse().ok()?,
-        "tear" => trial.tear = value.parse().ok()?,
-        "churn" => trial.churn = value.parse().ok()?,
-        _ => return None,
-    }
-    Some(())
 }
 
 /// What a trial that went well did.
@@ -235,6 +120,8 @@ pub struct Report {
     pub usage: leaks::Usage,
     /// Sessions that died, or were fenced, and were recovered.
     pub recovered: u64,
+    /// Deaths at marks that happened.
+    pub struck: Vec<Fault>,
     /// Which rare paths ran, and how often.
     pub marks: BTreeMap<&'static str, u64>,
 }
@@ -311,6 +198,7 @@ pub fn run<E: Engine>(engine: &E, trial: &Trial, settings: Settings) -> Result<R
     let log = Rc::new(RefCell::new(Log::default()));
     let main = drive(sim.clone(), engine.clone(), trial.clone(), Rc::clone(&log));
     let ended = sim.run(main).map_err(Failure::Stuck)?;
+    let struck = sim.struck();
     let sim = sim.report();
     let log = log.borrow();
     if let Some((action, error)) = &log.trouble {
@@ -333,6 +221,7 @@ pub fn run<E: Engine>(engine: &E, trial: &Trial, settings: Settings) -> Result<R
         unknown,
         usage,
         recovered,
+        struck,
         marks: marks::snapshot(),
     })
 }
@@ -349,6 +238,7 @@ fn may_leak(trial: &Trial, dead_sessions: u64) -> u64 {
 fn memory_servers(trial: &Trial) -> Result<Vec<Arc<dyn ServerLogic>>, Failure> {
     // Keys of 4 KiB need larger chunks.
     let (chunk_bytes, chunks) = if trial.spelling == Spelling::Huge { (32 << 10, 1024) } else { (4096, 256) };
+    let chunks = trial.chunks.map_or(chunks, u32::from);
     let server = |n| {
         let config = ServerConfig {
             chunk_bytes,
@@ -356,7 +246,8 @@ fn memory_servers(trial: &Trial) -> Result<Vec<Arc<dyn ServerLogic>>, Failure> {
             pool: PoolId(u128::from(trial.seed)),
             lock_bytes: 4096,
             // Every life of a compute server is a session, and the dead keep theirs until they are recovered.
-            max_sessions: u16::try_from(trial.sessions * (MAX_LIVES + 1) + 1).unwrap_or(u16::MAX),
+            max_sessions: u16::try_from(trial.sessions * (MAX_LIVES + trial.leaves + 1) + 1)
+                .unwrap_or(u16::MAX),
             lease_ns: LEASE_NS,
             ..ServerConfig::tiny(ServerId::new(n), trial.servers, chunks)
         };
@@ -395,9 +286,10 @@ async fn drive<E: Engine>(
             sim.spawn_client(process)
         })
         .collect();
-    for client in clients {
+    for (number, client) in (0..).zip(clients) {
         // An error here is a process that was killed.
         let _ = client.await;
+        sim.end_client(number);
     }
     match take_stock(&sim, &engine, (&pool, &attached), &endpoint).await {
         // A slow server cost the driver its lease too, and a client took it for dead. Nobody is left who could do so again.
@@ -440,15 +332,17 @@ async fn take_stock<E: Engine>(
 
 /// Waits until the product has recovered whoever died, and finished every drop.
 async fn wait_for_recovery(sim: &Sim, pool: &Pool, endpoint: &Endpoint) -> Result<(), IndexError> {
+    let mut left = String::new();
     for _ in 0..MAX_RECOVERY_WAITS {
         let sessions = pool.session().list(&endpoint.op()).await?;
         let indexes = pool.list_indexes(&endpoint.op()).await?;
         if sessions.len() == 1 && indexes.iter().all(|info| info.state == IndexState::Ready) {
             return Ok(());
         }
+        left = format!("{sessions:?}, {indexes:?}");
         sim.sleep(LEASE_NS).await;
     }
-    Err(IndexError::Contended { what: "the recovery of all sessions", attempts: MAX_RECOVERY_WAITS })
+    Err(IndexError::Corrupt { what: format!("what is left was not recovered: {left}") })
 }
 
 /// One compute server: as many lives as it takes to do its operations.
@@ -460,7 +354,7 @@ async fn compute_server<E: Engine>(
     log: Rc<RefCell<Log>>,
 ) {
     let left: Rc<RefCell<Vec<u32>>> = Rc::new(RefCell::new(vec![trial.ops; usize::from(trial.tasks)]));
-    for life in 0..MAX_LIVES {
+    for life in 0..MAX_LIVES + trial.leaves {
         let lived = live(&cluster, &engine, &trial, client, life, &log, &left).await;
         if left.borrow().iter().all(|ops| *ops == 0) || log.borrow().trouble.is_some() {
             return;
@@ -485,102 +379,162 @@ async fn live<E: Engine>(
     let keeper = pool.session().endpoint()?;
     pool.keep_alive(&keeper, HEARTBEAT_NS);
     let attached = engine.attach(&pool, &keeper, INDEX).await?;
+    let leaving = Rc::new(Cell::new(false));
     let tasks: Vec<_> = (0..trial.tasks)
         .map(|task| {
             let (pool, attached, engine) = (pool.clone(), attached.clone(), engine.clone());
-            let (log, left, keys) = (Rc::clone(log), Rc::clone(left), trial.keys);
-            let (spelling, phases) = (trial.spelling, if trial.churn { u32::from(task) } else { 0 });
+            let (trial, log, left) = (trial.clone(), Rc::clone(log), Rc::clone(left));
+            let (leaving, phases) = (Rc::clone(&leaving), if trial.churn { u32::from(task) } else { 0 });
             let seed = trial.seed ^ u64::from(client) << 40 ^ u64::from(life) << 32 ^ u64::from(task) << 16;
             keeper.spawn(async move {
                 let endpoint = pool.session().endpoint()?;
                 let index = engine.open(&attached, &endpoint, task)?;
-                let mut mix = Mix::new(seed, keys, engine.value_bytes()).spelled(spelling).ahead(phases);
+                let mut mix =
+                    Mix::new(seed, trial.keys, engine.value_bytes()).spelled(trial.spelling).ahead(phases);
+                let mut whims = Rng::with_seed(seed ^ 0xca9c_e100);
+                let client = client * 100 + u32::from(task);
+                let work = Work { trial: &trial, client, log: &log, leaving: &leaving };
                 while left.borrow()[usize::from(task)] > 0 {
                     let action = mix.draw(left.borrow()[usize::from(task)], &mut log.borrow_mut().values);
                     left.borrow_mut()[usize::from(task)] -= 1;
-                    perform(&index, &log, client * 100 + u32::from(task), action, &mut mix).await?;
+                    let patience = Patience::draw(trial.cancel, &mut whims);
+                    work.perform(&index, action, patience, &mut mix).await?;
                 }
                 Ok::<_, IndexError>(())
             })
         })
         .collect();
+    let leaver = (life < trial.leaves).then(|| {
+        let (pool, keeper, leaving) = (pool.clone(), keeper.clone(), Rc::clone(&leaving));
+        let stay = Rng::with_seed(trial.seed ^ u64::from(client) << 40 ^ u64::from(life) << 32)
+            .u64(0..LONGEST_STAY_NS);
+        keeper.clone().spawn(async move {
+            keeper.sleep(stay).await;
+            if !leaving.replace(true) {
+                marks::hit("left_in_the_middle");
+                pool.leave(&keeper).await?;
+            }
+            Ok::<_, FabricError>(())
+        })
+    });
     let mut result = Ok(());
     for task in tasks {
         let ended = task.await.unwrap_or(Err(IndexError::Unknown));
         result = result.and(ended);
+    }
+    if leaving.replace(true) {
+        // It left in the middle: what is left to do is for the next life.
+        if let Some(leaver) = leaver {
+            leaver.await.unwrap_or(Ok(()))?;
+        }
+        return Ok(());
     }
     result?;
     pool.leave(&keeper).await?;
     Ok(())
 }
 
-/// Does one operation and writes down what became of it. An error ends the task; the one that no fault explains is kept.
-async fn perform<I: OrderedIndex>(
-    index: &I,
-    log: &Rc<RefCell<Log>>,
-    client: u32,
-    action: Action,
-    mix: &mut Mix,
-) -> Result<(), IndexError> {
-    let id = log.borrow_mut().history.invoke(client, action.clone());
-    let ended = mix::execute(index, &action).await;
-    let mut log = log.borrow_mut();
-    match ended {
-        Ok(outcome) => {
-            mix.note(&action, &outcome);
-            log.history.respond(id, outcome);
-            Ok(())
-        }
-        Err(error) if error.is_unknown() => {
-            log.history.unknown(id);
-            if error == IndexError::Fenced { Err(error) } else { Ok(()) }
-        }
-        Err(error) => {
-            log.history.cancel(id);
-            if log.trouble.is_none() {
-                log.trouble = Some((format!("{action:?}"), error.clone()));
+/// How long a task waits for an operation before it drops its future: so many polls, and then at once, while something is under
+/// way, or when that has come back.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    polls: u32,
+    until_woken: bool,
+}
+
+impl Patience {
+    /// As long as it takes, or with a chance of so many in a hundred, not.
+    fn draw(percent: u8, whims: &mut Rng) -> Option<Self> {
+        (whims.u8(0..100) < percent)
+            .then(|| Self { polls: whims.u32(1..=MAX_POLLS), until_woken: whims.bool() })
+    }
+
+    /// What the future gives, unless it takes too long and is dropped.
+    async fn wait<T>(self, future: impl Future<Output = T>) -> Option<T> {
+        let mut future = pin!(future);
+        let mut left = self.polls;
+        poll_fn(|context| {
+            if left == 0 {
+                return Poll::Ready(None);
             }
-            Err(error)
-        }
+            left -= 1;
+            match future.as_mut().poll(context) {
+                Poll::Pending if left == 0 && !self.until_woken => Poll::Ready(None),
+                polled => polled.map(Some),
+            }
+        })
+        .await
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// A task and the circumstances of its operations.
+struct Work<'a> {
+    trial: &'a Trial,
+    client: u32,
+    log: &'a RefCell<Log>,
+    /// Its compute server is leaving the pool.
+    leaving: &'a Cell<bool>,
+}
 
-    #[test]
-    fn a_trial_survives_its_text() {
-        for seed in 0..200 {
-            let spelling = Spelling::ALL[usize::try_from(seed).unwrap_or(0) % Spelling::ALL.len()];
-            let trial =
-                Trial { seed, spelling, churn: seed % 2 == 1, ..Trial::default() }.with_random_faults();
-            assert_eq!(trial.to_string().parse::<Trial>(), Ok(trial));
+impl Work<'_> {
+    /// Does one operation and writes down what became of it. An error ends the task; the one that no fault explains is kept.
+    async fn perform<I: OrderedIndex>(
+        &self,
+        index: &I,
+        action: Action,
+        patience: Option<Patience>,
+        mix: &mut Mix,
+    ) -> Result<(), IndexError> {
+        let id = self.log.borrow_mut().history.invoke(self.client, action.clone());
+        let ended = match patience {
+            None => Some(mix::execute(index, &action).await),
+            Some(patience) => patience.wait(mix::execute(index, &action)).await,
+        };
+        let mut log = self.log.borrow_mut();
+        match ended {
+            None => {
+                marks::hit("operation_cancelled");
+                log.history.unknown(id);
+                Ok(())
+            }
+            Some(Ok(outcome)) => {
+                mix.note(&action, &outcome);
+                log.history.respond(id, outcome);
+                Ok(())
+            }
+            Some(Err(error)) if error.is_unknown() => {
+                log.history.unknown(id);
+                if error == IndexError::Fenced || self.leaving.get() { Err(error) } else { Ok(()) }
+            }
+            Some(Err(error)) if self.is_explained(&error) => {
+                log.history.cancel(id);
+                if self.leaving.get() { Err(error) } else { Ok(()) }
+            }
+            Some(Err(error)) => {
+                log.history.cancel(id);
+                if log.trouble.is_none() {
+                    log.trouble = Some((format!("{action:?}"), error.clone()));
+                }
+                Err(error)
+            }
         }
     }
 
-    #[test]
-    fn nonsense_is_refused_with_the_word() {
-        for (text, word) in [
-            ("seed=x", "seed=x"),
-            ("seed=1 kill", "kill"),
-            ("servers=0", "servers=0"),
-            ("tasks=17", "tasks=17"),
-            ("colour=blue", "colour=blue"),
-        ] {
-            assert_eq!(text.parse::<Trial>(), Err(BadTrial { word: word.to_owned() }));
+    /// Whether an operation may fail like this, without an effect.
+    fn is_explained(&self, error: &IndexError) -> bool {
+        let lines_fail = |fault: &Fault| matches!(fault, Fault::Cut { .. } | Fault::FailReconnect { .. });
+        match error {
+            IndexError::Corrupt { .. } => false,
+            IndexError::PoolFull(_) if self.trial.chunks.is_some() => {
+                marks::hit("pool_full");
+                true
+            }
+            IndexError::Fabric(FabricError::Disconnected { .. } | FabricError::RetriesExhausted { .. })
+                if self.trial.faults.faults.iter().any(lines_fail) =>
+            {
+                true
+            }
+            _ => self.leaving.get(),
         }
-    }
-
-    #[test]
-    fn random_faults_cover_every_kind() {
-        let mut kinds = std::collections::BTreeSet::new();
-        for seed in 0..300 {
-            let trial = Trial { seed, ..Trial::default() }.with_random_faults();
-            kinds.extend(
-                trial.faults.faults.iter().map(|f| f.to_string().split(':').next().map(str::to_owned)),
-            );
-        }
-        assert_eq!(kinds.len(), 6, "{kinds:?}");
     }
 }

@@ -21,8 +21,11 @@
 //!    only. There is one atomic domain per region; procedures on the memory server are in it.
 //! 5. **Outcome.** A completed verb has taken effect and is visible to everybody, to procedures on the server too. A failed
 //!    or timed-out verb is *unknown* and may still take effect until its connection, or its session, is **fenced**: after
-//!    that none of its verbs can land. `reconnect` fences the old connection before it opens the new one. Locks are stolen,
-//!    memory is reused and epochs advance past a session only after it is fenced on every server.
+//!    that none of its verbs can land. `reconnect` fences the old connection before it opens the new one. A `reconnect` that
+//!    *fails* settles nothing: the server may never have heard of it, so what was in flight on the old connection stays unknown
+//!    and may still take effect, until a later `reconnect` succeeds or the session is fenced; the connection stays down
+//!    meanwhile, and posts are refused with `Disconnected`. Locks are stolen, memory is reused and epochs advance past a session
+//!    only after it is fenced on every server.
 //! 6. **Checks.** Bounds, region, alignment and permission are checked against the region table before a batch is posted:
 //!    a typed error for that verb, the other verbs of the batch are `NotExecuted`, nothing is touched. A server that
 //!    checks again and refuses makes it a session error: verbs in flight become unknown.

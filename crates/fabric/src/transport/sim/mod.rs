@@ -9,17 +9,18 @@
 //!
 //! - [`Sim`] owns the tasks and drives them: it polls a random ready task, and when none is ready lets the next event happen.
 //! - `world` holds servers, flights and events; `tear` cuts verbs to pieces; `memory` holds the bytes; [`faults`] is what
-//!   goes wrong, as data; `cost` is what things take.
+//!   goes wrong, as data; `doom` kills at marks; `cost` is what things take.
 
 mod bound;
 mod cost;
+mod doom;
 pub mod faults;
 mod memory;
 mod tear;
 mod world;
 
 pub use cost::{BadProfile, NicUsage, Placement, Pricing, Profile, ServerUsage, Usage};
-pub use faults::{BadPlan, Fault, FaultPlan};
+pub use faults::{BadPlan, Fault, FaultPlan, MarkName};
 pub use world::SimCounts;
 
 use super::{Cluster, Inbox, Link, ReplySlot, View, Way};
@@ -31,6 +32,7 @@ use crate::clock::{MICROSECOND, MILLISECOND, Nanos, SECOND};
 use crate::endpoint::{ClockSkew, Endpoint};
 use crate::error::FabricError;
 use crate::exec::{DRIVER, Executor, GroupId, JoinHandle};
+use crate::marks;
 use crate::procedure::{Procedure, ProcedureContext};
 use crate::region::RegionTable;
 use crate::server::{ServerLogic, StartError};
@@ -40,6 +42,7 @@ use crate::verb::{
 use crate::work::Work;
 use bound::Bound;
 use cost::Thread;
+use doom::Doom;
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -216,6 +219,7 @@ pub struct Sim {
 struct SimInner {
     executor: Executor,
     cluster: SimCluster,
+    doom: Rc<Doom>,
     clients: Cell<u32>,
     choices: RefCell<fastrand::Rng>,
 }
@@ -237,7 +241,7 @@ impl Sim {
         let mut servers = Vec::new();
         for logic in logics {
             let mut server = SimServer::new(logic);
-            let identity = server.start()?;
+            let identity = server.start(0)?;
             servers.push((identity, server));
         }
         servers.sort_by_key(|(identity, _)| identity.server);
@@ -247,12 +251,14 @@ impl Sim {
         config.capabilities.lock_memory_bytes = servers.iter().filter_map(locks).min().unwrap_or(0);
         let (seed, capabilities) = (config.seed, config.capabilities);
         let ordered = Arc::<AtomicBool>::default();
-        let world = World::new(config, plan, servers, view, Arc::clone(&ordered));
+        let doom = Rc::new(Doom::new(&plan, Arc::clone(&ordered)));
+        let world = World::new(config, plan, servers, view, (Arc::clone(&ordered), Rc::clone(&doom)));
         let cluster = SimCluster { world: Arc::new(Bound::new(world)), ordered, capabilities };
         Ok(Self {
             inner: Rc::new(SimInner {
                 executor: Executor::with_virtual_time(seed ^ 0x5bd1_e995),
                 cluster,
+                doom,
                 clients: Cell::new(0),
                 choices: RefCell::new(fastrand::Rng::with_seed(seed.rotate_left(32) ^ 0x9e37_79b9)),
             }),
@@ -269,6 +275,11 @@ impl Sim {
         let client = self.inner.clients.get();
         self.inner.clients.set(client + 1);
         self.inner.executor.spawn_in(client + 1, task)
+    }
+
+    /// Ends a client's process, if it has not died: whatever its tasks still do stops, as at any exit.
+    pub fn end_client(&self, client: u32) {
+        self.inner.cluster.world.borrow().exit(client + 1);
     }
 
     /// True time in the world.
@@ -291,6 +302,7 @@ impl Sim {
             let ended = main.await;
             *out.borrow_mut() = Some(ended);
         });
+        let _watching = self.watch_marks();
         executor.within(|| {
             loop {
                 // Fault orders come out of polls, and are carried out before the next one.
@@ -304,6 +316,18 @@ impl Sim {
                 self.carry_out_orders();
             }
         })
+    }
+
+    /// Lets marks kill, if the plan says so.
+    fn watch_marks(&self) -> Option<marks::Watching> {
+        let doom = Rc::clone(&self.inner.doom);
+        let executor = self.inner.executor.clone();
+        doom.is_watching().then(|| marks::watch(Rc::new(move |name| doom.hit(executor.group(), name))))
+    }
+
+    /// The deaths at marks ([`Fault::KillAtMark`]) that have happened.
+    pub fn struck(&self) -> Vec<Fault> {
+        self.inner.doom.struck()
     }
 
     /// What has happened so far.
@@ -354,8 +378,12 @@ impl Sim {
         if !cluster.ordered.load(Ordering::Relaxed) {
             return;
         }
+        let orders = {
+            let mut world = cluster.world.borrow();
+            world.bury_the_doomed();
+            std::mem::take(&mut world.orders)
+        };
         cluster.ordered.store(false, Ordering::Relaxed);
-        let orders = std::mem::take(&mut cluster.world.borrow().orders);
         let executor = &self.inner.executor;
         for order in orders {
             match order {

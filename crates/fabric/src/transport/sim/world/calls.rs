@@ -1,17 +1,20 @@
 //! Calls on their way to servers and sessions, their replies, and what becomes of those that nobody will answer.
 
-use super::{ConnectionState, Rare, SimServer, SimServerMemory, Waiting, World};
+use super::servers::SimServerMemory;
+use super::{ConnectionState, Rare, SimServer, Waiting, World};
 use crate::addr::{ServerId, SessionId};
 use crate::call::{Call, CallError, CallId, CallOutcome, Target};
 use crate::clock::Nanos;
-use crate::control::ControlError;
+use crate::control::{ControlError, Request};
 use crate::error::FabricError;
 use crate::exec::GroupId;
+use crate::procedure::ProcedureId;
 use crate::server::HostAction;
 use crate::transport::sim::Order;
 use crate::transport::sim::cost::Picos;
 use crate::transport::sim::faults::Fault;
 use crate::transport::{Inbox, ReplySlot};
+use crate::wire;
 use smallvec::SmallVec;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -21,6 +24,10 @@ use std::sync::Arc;
 pub(super) struct Arriving {
     pub(super) target: Target,
     pub(super) call: Call,
+    /// Whose it is.
+    pub(super) group: GroupId,
+    /// Its caller died, and it was held up for that.
+    pub(super) is_late: bool,
     /// In cost mode: when it reaches the target's NIC, unless that is behind it.
     pub(super) reaches: Option<Picos>,
 }
@@ -54,6 +61,8 @@ impl World {
         call: Call,
         slot: &Arc<ReplySlot>,
     ) {
+        self.mark_call(group, "before", &call);
+        self.bury_the_doomed();
         if self.is_dead(group) {
             return;
         }
@@ -61,8 +70,19 @@ impl World {
         let process = self.process(group);
         let number = process.calls;
         process.calls += 1;
+        let kills = |fault: &Fault| match *fault {
+            Fault::KillAtCall { at_call, after, .. } if at_call == number => Some(after),
+            _ => None,
+        };
+        match process.faults.iter().find_map(kills) {
+            Some(false) => return self.die(group),
+            Some(true) => drop(self.fatal.insert(call.id)),
+            None => {}
+        }
+        let process = self.process(group);
         let mute = |fault: &Fault| matches!(fault, Fault::LoseReply { at_call, .. } if *at_call == number);
-        if process.faults.iter().any(mute) {
+        let is_muted = process.faults.iter().any(mute);
+        if is_muted || matches!(target, Target::Server(id) if self.is_cut(group, id.index())) {
             self.fail_call(self.now + self.config.timeout_ns, call.id, CallError::Unknown);
             if self.rng.bool() {
                 return;
@@ -73,7 +93,7 @@ impl World {
             Target::Server(id) => id.index().min(self.servers.len() - 1),
             Target::Session(_) => 0,
         };
-        let mut arriving = Box::new(Arriving { target, call, reaches: None });
+        let mut arriving = Box::new(Arriving { target, call, group, is_late: false, reaches: None });
         let at = match self.price_call(group, server, &mut arriving) {
             Some(at) => at,
             None => self.now + self.latency(server, false),
@@ -81,12 +101,36 @@ impl World {
         self.schedule_rare(at, Rare::Arrive(arriving));
     }
 
+    /// Control calls are marks, before they are made and after they have taken effect.
+    fn mark_call(&self, group: GroupId, when: &str, call: &Call) {
+        if !self.doom.is_watching() || call.procedure != ProcedureId::CONTROL {
+            return;
+        }
+        if let Ok(request) = wire::decode::<Request>(&call.request) {
+            let text = format!("{request:?}");
+            let name = text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
+            self.doom.hit(group, &format!("{when}-{name}"));
+        }
+    }
+
     pub(super) fn arrive(&mut self, mut arriving: Box<Arriving>) {
         if let Some(at) = self.price_arrival(&mut arriving) {
             self.schedule_rare(at, Rare::Arrive(arriving));
             return;
         }
-        let Arriving { target, call, .. } = *arriving;
+        if !arriving.is_late && self.is_dead(arriving.group) {
+            // What the dead have sent comes, comes late, or not at all.
+            match self.rng.u8(0..4) {
+                0 => return,
+                1 => {
+                    arriving.is_late = true;
+                    let at = self.now + self.rng.u64(0..=self.config.late_ns);
+                    return self.schedule_rare(at, Rare::Arrive(arriving));
+                }
+                _ => {}
+            }
+        }
+        let Arriving { target, call, group, .. } = *arriving;
         self.note(6, call.id.sequence);
         let (name, gives_up) = (call.id, self.now + self.config.timeout_ns);
         match target {
@@ -103,8 +147,16 @@ impl World {
                         let now = self.now;
                         let SimServer { logic, regions, .. } = &mut self.servers[server];
                         let memory = SimServerMemory { regions: RefCell::new(regions) };
+                        let request = self.doom.is_watching().then(|| call.clone());
                         let actions = logic.call(&memory, call, now);
                         self.carry_out(server, actions);
+                        if let Some(call) = request {
+                            self.mark_call(group, "after", &call);
+                            self.bury_the_doomed();
+                        }
+                        if self.fatal.remove(&name) {
+                            self.die(group);
+                        }
                     }
                 }
             }
@@ -199,6 +251,12 @@ impl World {
     pub(in crate::transport::sim) fn answer(&mut self, to: CallId, outcome: CallOutcome, from: Sender) {
         if self.muted.remove(&to) {
             return;
+        }
+        if let (Sender::Server(server), Some(waiting)) = (from, self.waiting.get(&to)) {
+            if self.is_cut(waiting.group, server) {
+                self.counts.cut_off += 1;
+                return self.fail_call(self.now + self.config.timeout_ns, to, CallError::Unknown);
+            }
         }
         let mut reply = Box::new(Replying { to, outcome, reaches: None });
         let at = match self.price_reply(from, &mut reply) {

@@ -22,8 +22,9 @@ pub(super) enum Rare {
     Arrive(Box<Arriving>),
     Reply(Box<Replying>),
     LoseServer { server: usize },
+    RestartServer { server: usize },
     Resume { group: GroupId },
-    Reconnected { connection: usize, slot: Arc<ReplySlot> },
+    Reconnected { connection: usize, fails: bool, slot: Arc<ReplySlot> },
 }
 
 /// What happens, without its numbers.

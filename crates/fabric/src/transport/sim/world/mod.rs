@@ -16,24 +16,27 @@
 //! the contract allows to be observed can be observed, and what cannot be observed costs nothing.
 
 mod calls;
+mod cuts;
 mod effects;
 mod event;
 mod flight;
 mod priced;
 mod queue;
+mod servers;
 
 use super::cost::{Cost, Thread};
+use super::doom::Doom;
 use super::faults::{Fault, FaultPlan};
 use super::memory::Memory;
 use super::{Order, SimConfig};
-use crate::addr::{RegionId, ServerId, SessionId};
-use crate::call::{CallError, CallId, Target};
+use crate::addr::{ServerId, SessionId};
+use crate::call::{CallId, Target};
 use crate::clock::Nanos;
 use crate::endpoint::ClockSkew;
 use crate::error::FabricError;
 use crate::exec::GroupId;
 use crate::region::{Permissions, RegionTable};
-use crate::server::{ServerLogic, ServerMemory};
+use crate::server::ServerLogic;
 use crate::transport::{Inbox, ReplySlot, View};
 pub(super) use calls::Sender;
 use effects::RecentAtomic;
@@ -45,9 +48,9 @@ use queue::Queue;
 use rustc_hash::{FxHashMap, FxHashSet, FxHasher};
 use slab::Slab;
 use smallvec::SmallVec;
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::hash::Hasher;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
@@ -85,6 +88,7 @@ struct Connection {
     thread: Option<Thread>,
 }
 
+/// A server: its logic, its memory, and who may come.
 pub(super) struct SimServer {
     pub(super) logic: Arc<dyn ServerLogic>,
     pub(super) table: RegionTable,
@@ -107,6 +111,7 @@ struct Waiting {
 struct Process {
     verbs: u64,
     calls: u64,
+    reconnects: u64,
     dead: bool,
     faults: Vec<Fault>,
 }
@@ -142,6 +147,14 @@ pub struct SimCounts {
     pub late: u64,
     /// Verbs that never took effect, or only in part.
     pub cut: u64,
+    /// Processes that died.
+    pub deaths: u64,
+    /// Servers that were restarted.
+    pub restarts: u64,
+    /// Reconnects that failed.
+    pub failed_reconnects: u64,
+    /// Completions and replies that a cut line kept back.
+    pub cut_off: u64,
 }
 
 pub(super) struct World {
@@ -170,6 +183,12 @@ pub(super) struct World {
     processes: Vec<Process>,
     /// Which of them each group is.
     process_of: FxHashMap<GroupId, usize>,
+    /// Calls whose caller dies when they have taken effect.
+    fatal: FxHashSet<CallId>,
+    /// Who dies at marks.
+    doom: Rc<Doom>,
+    /// Whether lines are ever cut, so that asking costs nothing where they are not.
+    has_cuts: bool,
     plan: FaultPlan,
     rng: Rng,
     trace: FxHasher,
@@ -181,7 +200,7 @@ impl World {
         plan: FaultPlan,
         servers: Vec<SimServer>,
         view: View,
-        ordered: Arc<AtomicBool>,
+        (ordered, doom): (Arc<AtomicBool>, Rc<Doom>),
     ) -> Self {
         let rng = Rng::with_seed(config.seed);
         let cores = servers.iter().map(|server| server.logic.cores());
@@ -206,15 +225,25 @@ impl World {
             muted: FxHashSet::default(),
             processes: Vec::new(),
             process_of: FxHashMap::default(),
+            fatal: FxHashSet::default(),
+            doom,
+            has_cuts: plan.faults.iter().any(|fault| matches!(fault, Fault::Cut { .. })),
             plan,
             rng,
             trace: FxHasher::default(),
         };
         for fault in world.plan.faults.clone() {
-            if let Fault::LoseServer { server, at_ns } = fault {
-                if usize::from(server) < world.servers.len() {
-                    world.schedule_rare(at_ns, Rare::LoseServer { server: usize::from(server) });
+            let (server, at_ns, event) = match fault {
+                Fault::LoseServer { server, at_ns } => {
+                    (server, at_ns, Rare::LoseServer { server: usize::from(server) })
                 }
+                Fault::RestartServer { server, at_ns } => {
+                    (server, at_ns, Rare::RestartServer { server: usize::from(server) })
+                }
+                _ => continue,
+            };
+            if usize::from(server) < world.servers.len() {
+                world.schedule_rare(at_ns, event);
             }
         }
         world
@@ -288,7 +317,11 @@ impl World {
             }
             What::Complete => {
                 if let Some(flight) = self.find(flying) {
-                    self.complete(flight);
+                    if self.is_cut_off(self.flights[flight].connection) {
+                        self.complete_in_vain(flight);
+                    } else {
+                        self.complete(flight);
+                    }
                 }
             }
             What::TimeOut => {
@@ -306,8 +339,9 @@ impl World {
             Rare::Arrive(call) => self.arrive(call),
             Rare::Reply(reply) => self.deliver(reply),
             Rare::LoseServer { server } => self.lose_server(server),
+            Rare::RestartServer { server } => self.restart_server(server),
             Rare::Resume { group } => self.order(Order::Resume(group)),
-            Rare::Reconnected { connection, slot } => self.reconnected(connection, &slot),
+            Rare::Reconnected { connection, fails, slot } => self.reconnected(connection, fails, &slot),
         }
     }
 
@@ -387,6 +421,8 @@ impl World {
         *self.process_of.entry(group).or_insert_with(|| {
             let of_group = |fault: &&Fault| match fault {
                 Fault::Kill { client, .. }
+                | Fault::KillAtCall { client, .. }
+                | Fault::FailReconnect { client, .. }
                 | Fault::Pause { client, .. }
                 | Fault::LoseCompletion { client, .. }
                 | Fault::LoseReply { client, .. } => client.checked_add(1) == Some(group),
@@ -407,10 +443,25 @@ impl World {
         self.process_of.get(&group).is_some_and(|number| self.processes[*number].dead)
     }
 
-    /// A process dies: what it has in flight lands, is cut, or comes late.
+    /// Whoever is doomed dies.
+    pub(super) fn bury_the_doomed(&mut self) {
+        while let Some(group) = self.doom.next() {
+            self.die(group);
+        }
+    }
+
+    /// A process dies of a fault.
     fn die(&mut self, group: GroupId) {
+        self.counts.deaths += u64::from(!self.is_dead(group));
+        self.exit(group);
+    }
+
+    /// A process ends: what it has in flight lands, is cut, or comes late.
+    pub(super) fn exit(&mut self, group: GroupId) {
+        if std::mem::replace(&mut self.process(group).dead, true) {
+            return;
+        }
         self.note(1, u64::from(group));
-        self.process(group).dead = true;
         self.order(Order::Kill(group));
         let sessions = self.inboxes.iter().filter(|(_, (_, of))| *of == group).map(|(session, _)| *session);
         let sessions: SmallVec<[SessionId; 2]> = sessions.collect();
@@ -522,28 +573,6 @@ impl World {
         self.view.servers[self.connections[connection].server].server
     }
 
-    pub(super) fn reconnect(&mut self, connection: usize, slot: Arc<ReplySlot>) {
-        let (server, near) = (self.connections[connection].server, self.connections[connection].near);
-        let at = self.now + self.latency(server, near) + self.latency(server, near);
-        self.schedule_rare(at, Rare::Reconnected { connection, slot });
-    }
-
-    fn reconnected(&mut self, connection: usize, slot: &ReplySlot) {
-        self.note(2, connection as u64);
-        let server = self.connections[connection].server;
-        if self.servers[server].lost {
-            let at_last = Err(CallError::Failed("lost".into()));
-            return slot.set(at_last);
-        }
-        if !self.config.sabotage.reconnect_without_fence {
-            self.sever(connection);
-        }
-        if self.connections[connection].state == ConnectionState::Broken {
-            self.connections[connection].state = ConnectionState::Open;
-        }
-        slot.set(Ok(Vec::new()));
-    }
-
     /// What a post on this connection is refused with, if it is.
     fn refusal(&self, connection: usize) -> Option<FabricError> {
         let c = &self.connections[connection];
@@ -568,6 +597,7 @@ impl World {
         if let Some(error) = self.refusal(connection) {
             return Err(error);
         }
+        self.bury_the_doomed();
         let Connection { group, process, .. } = self.connections[connection];
         let process = &mut self.processes[process];
         if process.dead {
@@ -599,6 +629,9 @@ impl World {
             }
         }
         let flight = self.launch(connection, verbs);
+        if lose.is_none() && self.is_cut_off(connection) {
+            lose = Some(self.config.late_ns);
+        }
         if let Some(late_ns) = lose {
             self.lose_completion(flight, late_ns);
         }
@@ -660,7 +693,11 @@ impl World {
 
     /// The client gives up on a flight: its outcome is unknown, and so is that of all else on the connection.
     fn time_out(&mut self, flight: usize) {
-        let connection = self.flights[flight].connection;
+        self.break_off(self.flights[flight].connection);
+    }
+
+    /// The outcome of all that is in flight on a connection is unknown, and it is of no use until it is reconnected.
+    fn break_off(&mut self, connection: usize) {
         self.note(4, connection as u64);
         if self.connections[connection].state == ConnectionState::Open {
             self.connections[connection].state = ConnectionState::Broken;
@@ -797,71 +834,5 @@ impl World {
             let flying = self.flying(key);
             self.schedule(at, Event::new(What::Complete, flying));
         }
-    }
-
-    // --- servers ---
-
-    fn lose_server(&mut self, server: usize) {
-        self.note(9, server as u64);
-        self.servers[server].lost = true;
-        self.order(Order::Kill(server_group(server)));
-        let target = Target::Server(self.view.servers[server].server);
-        self.give_up_calls(|_, of| of == target);
-        for key in self.flights_where(|c| c.server == server) {
-            if self.flights[key].open {
-                self.close(key);
-            }
-            self.give_up(key);
-        }
-    }
-
-    /// Nothing comes back from a server that is gone; the client finds out by a time-out.
-    fn give_up(&mut self, key: usize) {
-        let flying = self.flying(key);
-        self.settle(key);
-        if self.flights.contains(key) {
-            self.schedule(self.now + self.config.timeout_ns, Event::new(What::TimeOut, flying));
-        }
-    }
-}
-
-impl SimServer {
-    pub(super) fn new(logic: Arc<dyn ServerLogic>) -> Self {
-        let specs = logic.regions();
-        let mut regions: Vec<Option<Memory>> = (0..=RegionId::MAX).map(|_| None).collect();
-        for spec in &specs {
-            regions[usize::from(spec.id.get())] = Some(Memory::new(spec));
-        }
-        let table = RegionTable::new(&specs);
-        Self { logic, table, regions, admitted: FxHashMap::default(), open: Vec::new(), lost: false }
-    }
-
-    /// Lets the logic start on the server's memory.
-    pub(super) fn start(&mut self) -> Result<crate::region::Identity, crate::server::StartError> {
-        let Self { logic, regions, .. } = self;
-        logic.start(&SimServerMemory { regions: RefCell::new(regions) }, 0)
-    }
-}
-
-struct SimServerMemory<'a> {
-    regions: RefCell<&'a mut Vec<Option<Memory>>>,
-}
-
-impl ServerMemory for SimServerMemory<'_> {
-    fn load(&self, region: RegionId, offset: u64) -> u64 {
-        let offset = usize::try_from(offset).expect("a simulated offset fits");
-        self.regions.borrow()[usize::from(region.get())]
-            .as_ref()
-            .expect("the logic knows its regions")
-            .load(offset)
-    }
-
-    fn store(&self, region: RegionId, offset: u64, value: u64) {
-        let offset = usize::try_from(offset).expect("a simulated offset fits");
-        let mut regions = self.regions.borrow_mut();
-        regions[usize::from(region.get())]
-            .as_mut()
-            .expect("the logic knows its regions")
-            .store(offset, value);
     }
 }
