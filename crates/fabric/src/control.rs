@@ -11,6 +11,7 @@
 
 use crate::addr::{GlobalAddr, ServerId, SessionId};
 use crate::clock::Nanos;
+use crate::label::Label;
 use crate::region::Identity;
 use crate::wire::{wire_enum, wire_struct};
 use std::fmt;
@@ -40,6 +41,8 @@ wire_enum! {
         OpenSession = 2 {
             /// It will only read.
             read_only: bool,
+            /// Who it is, for people.
+            label: Label,
         },
         /// (Other servers) Admit a session that the coordinator opened. It takes the place of an earlier holder of its
         /// number; one whose term has ended here, or is followed by a newer one, is refused. -> `Session`
@@ -369,8 +372,14 @@ pub struct SessionInfo {
     pub lease_left_ns: Nanos,
     /// The oldest epoch it published.
     pub oldest_pin: u64,
+    /// Who cleans up after it; nobody, unless its state is `Adopting`.
+    pub adopter: SessionId,
+    /// Who it says it is. Empty if it did not say, or the coordinator restarted since.
+    pub label: Label,
+    /// How long it has been there, as far as this process of the coordinator knows.
+    pub since_ns: Nanos,
 }
-wire_struct!(SessionInfo { session, term, state, lease_left_ns, oldest_pin });
+wire_struct!(SessionInfo { session, term, state, lease_left_ns, oldest_pin, adopter, label, since_ns });
 
 wire_enum! {
     /// Why a memory server refuses.
@@ -634,6 +643,7 @@ mod tests {
                 Request::OpenIndex { name, engine: None },
                 Request::AllocChunks { index, class: 3, object_bytes: 64, count: 1, flushed_through: generation },
                 Request::ListChunks { owner: Some(SessionId::new(7)) },
+                Request::OpenSession { read_only: true, label: Label::new("gateway pid 7 on é") },
                 Request::AttachSession { read_only: true, term: generation },
                 Request::Fence { victim: SessionId::new(7), term: generation },
                 Request::FinishAdopt { victim: SessionId::new(7), term: generation },

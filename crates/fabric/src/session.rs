@@ -22,6 +22,7 @@ use crate::control::{ChunkInfo, Epochs, Reply, Request, SessionInfo};
 use crate::endpoint::{Endpoint, Op};
 use crate::error::FabricError;
 use crate::exec::{Executor, lock};
+use crate::label::Label;
 use crate::pins::{IDLE, PinSlot};
 use crate::transport::Cluster;
 use std::fmt;
@@ -33,6 +34,8 @@ use std::sync::{Arc, Mutex};
 pub struct SessionOptions {
     /// It may only READ.
     pub read_only: bool,
+    /// Who it is, for people who look at the pool.
+    pub label: Label,
 }
 
 /// One compute server's membership in a pool. Cheap to clone, usable from any thread.
@@ -93,9 +96,9 @@ impl Session {
     /// Opens a session on every server of the pool. Runs on the current thread's executor.
     pub async fn open(cluster: &Cluster, options: SessionOptions) -> Result<Self, FabricError> {
         let executor = Executor::current().ok_or(FabricError::NoExecutor)?;
-        let read_only = options.read_only;
+        let SessionOptions { read_only, label } = options;
         let stranger = Endpoint::stranger(cluster.connect(SessionId::NONE, 0)?, &executor);
-        let request = Request::OpenSession { read_only };
+        let request = Request::OpenSession { read_only, label };
         let Reply::Session { session: id, term, lease_ns, journal, epochs } =
             stranger.op().control(ServerId::COORDINATOR, &request).await?
         else {

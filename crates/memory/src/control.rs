@@ -8,6 +8,7 @@ use crate::epochs::Progress;
 use crate::layout::{self, superblock};
 use crate::server::Server;
 use crate::sessions::{Attach, Listed, State};
+use farwood_fabric::Label;
 use farwood_fabric::addr::{ServerId, SessionId};
 use farwood_fabric::call::CallError;
 use farwood_fabric::clock::Nanos;
@@ -96,7 +97,9 @@ impl Server {
             return Err(bad(format!("{caller} only reads; open a session that may write")).into());
         }
         match request {
-            Request::OpenSession { read_only } => Ok(self.open(memory, caller, read_only, now)?),
+            Request::OpenSession { read_only, label } => {
+                Ok(self.open(memory, caller, read_only, label, now)?)
+            }
             Request::CloseSession {} => self.close(memory, caller),
             Request::Heartbeat { oldest_pin, flushed } => {
                 Ok(self.heartbeat(memory, caller, Progress { oldest_pin, flushed }, now))
@@ -131,6 +134,7 @@ impl Server {
         memory: &dyn ServerMemory,
         caller: SessionId,
         read_only: bool,
+        label: Label,
         now: Nanos,
     ) -> Result<Answer, ControlError> {
         if !caller.is_none() {
@@ -139,6 +143,7 @@ impl Server {
         let progress = self.clock.newcomer();
         let session = self.sessions.open(memory, read_only, progress, now)?;
         self.clock.join(session, progress);
+        self.labels.enter(session, self.sessions.term(session), label, now);
         self.welcome(session, read_only)
     }
 
@@ -331,6 +336,7 @@ impl Server {
             free_chunks: self.chunks.free_chunks(),
             max_sessions: self.config.max_sessions,
             lease_ns: self.config.lease_ns,
+            epoch: self.clock.epochs().epoch,
             sessions: self.list_sessions(now),
             indexes: self.catalog.list(),
             cores: u16::try_from(self.config.cores).unwrap_or(u16::MAX),
@@ -341,9 +347,10 @@ impl Server {
 
     fn list_sessions(&self, now: Nanos) -> Vec<SessionInfo> {
         let sessions = self.sessions.list(now).into_iter();
-        let sessions = sessions.map(|Listed { session, term, state, lease_left_ns }| {
+        let sessions = sessions.map(|Listed { session, term, state, lease_left_ns, adopter }| {
             let oldest_pin = self.clock.progress(session).map_or(0, |progress| progress.oldest_pin);
-            SessionInfo { session, term, state, lease_left_ns, oldest_pin }
+            let (label, since_ns) = self.labels.find(session, term, now);
+            SessionInfo { session, term, state, lease_left_ns, oldest_pin, adopter, label, since_ns }
         });
         sessions.collect()
     }

@@ -76,6 +76,7 @@ struct Run<E: Engine> {
     engine: E,
     plan: Plan,
     watch: Watch,
+    options: SessionOptions,
     members: Vec<Member<E::Attached>>,
     meeting: Arc<Meeting>,
     /// What every answer is checked against.
@@ -98,12 +99,12 @@ pub(super) fn drive<E: Engine>(engine: &E, plan: &Plan, fleet: &Fleet) -> Result
 }
 
 fn create<E: Engine>(engine: &E, fleet: &Fleet) -> Result<(), String> {
-    let creator = engine.clone();
+    let (creator, options) = (engine.clone(), fleet.options("bench"));
     fleet.run_one(|cluster| {
         let engine = creator.clone();
         async move {
             let created = async {
-                let pool = Pool::join(&cluster, SessionOptions::default()).await?;
+                let pool = Pool::join(&cluster, options).await?;
                 let endpoint = pool.session().endpoint()?;
                 engine.create(&pool, &endpoint, INDEX).await?;
                 pool.leave(&endpoint).await?;
@@ -115,9 +116,10 @@ fn create<E: Engine>(engine: &E, fleet: &Fleet) -> Result<(), String> {
 }
 
 fn drop_index(fleet: &Fleet) -> Result<(), String> {
+    let options = fleet.options("bench");
     fleet.run_one(|cluster| async move {
         let dropped = async {
-            let pool = Pool::join(&cluster, SessionOptions::default()).await?;
+            let pool = Pool::join(&cluster, options).await?;
             let endpoint = pool.session().endpoint()?;
             if pool.list_indexes(&endpoint.op()).await?.iter().any(|info| info.name == INDEX) {
                 pool.drop_index(&endpoint, INDEX).await?;
@@ -133,6 +135,7 @@ fn run<E: Engine>(engine: &E, plan: &Plan, fleet: &Fleet) -> Result<Measured, St
         engine: engine.clone(),
         plan: plan.clone(),
         watch: if fleet.is_virtual() { Watch::Virtual } else { Watch::Real(RealClock::new()) },
+        options: fleet.options("bench"),
         members: (0..plan.compute).map(|_| Member::<E::Attached>::default()).collect(),
         meeting: Meeting::of(plan.compute * plan.threads),
         model: plan.verify.then(|| Arc::new(model(plan))),
@@ -171,13 +174,13 @@ fn run<E: Engine>(engine: &E, plan: &Plan, fleet: &Fleet) -> Result<Measured, St
 /// Brings the results of all processes to the first one.
 fn together(joint: Joint, measured: Measured, fleet: &Fleet) -> Result<Measured, String> {
     let measured = Arc::new(Mutex::new(Some(measured)));
-    let shared = Arc::clone(&measured);
+    let (shared, options) = (Arc::clone(&measured), fleet.options("bench"));
     fleet.run_one(move |cluster| {
         let measured = Arc::clone(&shared);
         async move {
             let take = || measured.lock().unwrap_or_else(PoisonError::into_inner).take();
             let mut measured = take().ok_or("a result is delivered once")?;
-            with_session(&cluster, async |endpoint| {
+            with_session(&cluster, options, async |endpoint| {
                 if !joint.is_first() {
                     joint.deliver(endpoint, &measured).await?;
                 }
@@ -268,7 +271,7 @@ impl<E: Engine> Run<E> {
     /// Waits until the first process has created the index.
     async fn meet_others(&self, cluster: &Cluster) -> Result<(), Trouble> {
         if let Some(joint) = &self.plan.joint {
-            let session = Session::open(cluster, SessionOptions::default()).await?;
+            let session = Session::open(cluster, self.options).await?;
             let endpoint = session.endpoint()?;
             joint.barrier(&endpoint, 1).await?;
             session.close(&endpoint).await?;
@@ -337,7 +340,7 @@ impl<E: Engine> Run<E> {
     ) -> Result<(Pool, E::Attached, Endpoint), Trouble> {
         let member = &self.members[compute as usize];
         if thread == 0 {
-            let pool = Pool::join(cluster, SessionOptions::default()).await?;
+            let pool = Pool::join(cluster, self.options).await?;
             let endpoint = pool.session().endpoint()?;
             let lease_ns = pool.session().lease_ns();
             if lease_ns > 0 {

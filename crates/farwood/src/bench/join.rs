@@ -15,7 +15,7 @@ use super::drive::Measured;
 use crate::fleet::Fleet;
 use farwood_fabric::clock::{MILLISECOND, Nanos, SECOND};
 use farwood_fabric::control::{ANCHOR_BYTES, ControlError, IndexInfo, Reply, Request};
-use farwood_fabric::{CallError, Endpoint, FabricError, GlobalAddr, RegionId, ServerId, SessionOptions};
+use farwood_fabric::{CallError, Endpoint, FabricError, GlobalAddr, RegionId, ServerId};
 use farwood_index::Pool;
 
 const MEETING: &str = "farwood-bench-meeting";
@@ -46,11 +46,11 @@ pub(super) struct Joint {
 impl Joint {
     /// Comes to the meeting, and waits for the others. `settings` is what all must agree on.
     pub(super) fn enter(fleet: &Fleet, of: u32, settings: &str) -> Result<Self, String> {
-        let settings = settings.to_owned();
+        let (settings, options) = (settings.to_owned(), fleet.options("bench"));
         fleet.run_one(|cluster| {
             let settings = settings.clone();
             async move {
-                let pool = Pool::join(&cluster, SessionOptions::default()).await.map_err(to_text)?;
+                let pool = Pool::join(&cluster, options).await.map_err(to_text)?;
                 let endpoint = pool.session().endpoint().map_err(to_text)?;
                 let joint = Self::come(&pool, &endpoint, of, settings.as_bytes()).await?;
                 let came = joint.wait(&endpoint, COME_NS, CAME_AT, u64::from(of)).await.map_err(to_text)?;
@@ -194,8 +194,9 @@ impl Joint {
         if !self.is_first() {
             return Ok(());
         }
+        let options = fleet.options("bench");
         fleet.run_one(|cluster| async move {
-            let pool = Pool::join(&cluster, SessionOptions::default()).await.map_err(to_text)?;
+            let pool = Pool::join(&cluster, options).await.map_err(to_text)?;
             let endpoint = pool.session().endpoint().map_err(to_text)?;
             pool.drop_index(&endpoint, MEETING).await.map_err(to_text)?;
             pool.leave(&endpoint).await.map(drop).map_err(to_text)

@@ -16,7 +16,7 @@ use farwood_fabric::region::PoolId;
 use farwood_fabric::server::ServerLogic;
 use farwood_fabric::transport::local::LocalCluster;
 use farwood_fabric::transport::sim::{FaultPlan, Sim, SimConfig};
-use farwood_fabric::{Cluster, Endpoint, Executor, ServerId, Session, SessionOptions};
+use farwood_fabric::{Cluster, Endpoint, Executor, Label, ServerId, Session, SessionOptions};
 use farwood_memory::{MemoryServer, ServerConfig};
 use neighbours::Over;
 use std::future::Future;
@@ -79,6 +79,17 @@ impl Fleet {
     /// Whether time is the simulator's.
     pub(crate) fn is_virtual(&self) -> bool {
         matches!(self.place, Place::Sim { .. })
+    }
+
+    /// How clients of a command open their sessions. In a simulated world they have no label: what depends on the machine would
+    /// change what calls cost.
+    pub(crate) fn options(&self, command: &str) -> SessionOptions {
+        match self.place {
+            Place::Real(_) => {
+                SessionOptions { label: Label::of_process(command), ..SessionOptions::default() }
+            }
+            Place::Sim { .. } => SessionOptions::default(),
+        }
     }
 
     /// What a round trip takes in the simulated world when nothing else happens.
@@ -250,10 +261,10 @@ fn simulated(logics: Vec<Arc<dyn ServerLogic>>, world: &World, seed: u64) -> Res
 /// Opens a session for one client, keeps it alive while `body` runs, and closes it, also after a failure.
 pub(crate) async fn with_session<T>(
     cluster: &Cluster,
+    options: SessionOptions,
     body: impl AsyncFnOnce(&Endpoint) -> Result<T, String>,
 ) -> Result<T, String> {
-    let session =
-        Session::open(cluster, SessionOptions::default()).await.map_err(|error| error.to_string())?;
+    let session = Session::open(cluster, options).await.map_err(|error| error.to_string())?;
     let endpoint = session.endpoint().map_err(|error| error.to_string())?;
     if session.lease_ns() > 0 {
         session.keep_alive(&endpoint, session.lease_ns() / HEARTBEATS_PER_LEASE);
@@ -344,7 +355,7 @@ mod tests {
     fn results_come_in_the_order_of_clients() {
         for fleet in fleets() {
             let results = fleet.run(3, |index, cluster| async move {
-                with_session(&cluster, async |endpoint| {
+                with_session(&cluster, SessionOptions::default(), async |endpoint| {
                     endpoint.sleep(u64::from(3 - index) * MICROSECOND).await;
                     Ok(index)
                 })
@@ -361,7 +372,7 @@ mod tests {
             let results: Vec<Result<(), String>> = fleet.run(2, |index, cluster| {
                 let meeting = Arc::clone(&meeting);
                 async move {
-                    with_session(&cluster, async |endpoint| {
+                    with_session(&cluster, SessionOptions::default(), async |endpoint| {
                         let body = async |meeting: &Meeting| {
                             if index == 1 {
                                 Err("no luck".to_owned())

@@ -121,7 +121,7 @@ impl Opened {
 }
 
 pub(crate) fn load(Load { target, lines }: &Load) -> Result<ExitCode, String> {
-    let opened = target.open()?;
+    let opened = target.open("load")?;
     let mut input: Box<dyn BufRead> = match &lines.file {
         Some(path) => {
             Box::new(BufReader::new(File::open(path).map_err(|error| cannot("read", path, &error))?))
@@ -156,7 +156,7 @@ pub(crate) fn load(Load { target, lines }: &Load) -> Result<ExitCode, String> {
 
 pub(crate) fn dump(arguments: &Dump) -> Result<ExitCode, String> {
     let Dump { target, lines, from, to } = arguments;
-    let opened = target.open()?;
+    let opened = target.open("dump")?;
     let bound = |typed: &Option<String>| typed.as_deref().map(|typed| opened.key(typed)).transpose();
     let (from, to) = (bound(from)?, bound(to)?);
     let end = to.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
