@@ -170,6 +170,14 @@ wire_enum! {
         },
         /// (Coordinator) All sessions. -> `Sessions`
         ListSessions = 23 {},
+        /// (Coordinator) First step of fencing, by order of somebody who knows: whether the lease runs or not, but only this
+        /// holder of the number. -> `Victim`
+        Evict = 25 {
+            /// Who.
+            victim: SessionId,
+            /// Which holder of that number.
+            term: u64,
+        },
     }
 }
 

@@ -312,6 +312,18 @@ impl Session {
     pub async fn fence(&self, op: &Op, victim: SessionId, force: bool) -> Result<(), FabricError> {
         let begin = Request::BeginFence { victim, force };
         let term = term_of(&op.control(ServerId::COORDINATOR, &begin).await?)?;
+        self.shut_out(op, victim, term).await
+    }
+
+    /// Fences one holder of a number, whether its lease runs or not: by order of somebody who knows that it has to go. Refused if
+    /// the number has another holder by now.
+    pub async fn evict(&self, op: &Op, victim: SessionId, term: u64) -> Result<(), FabricError> {
+        op.control(ServerId::COORDINATOR, &Request::Evict { victim, term }).await?;
+        self.shut_out(op, victim, term).await
+    }
+
+    /// The second and the third step of fencing.
+    async fn shut_out(&self, op: &Op, victim: SessionId, term: u64) -> Result<(), FabricError> {
         for server in self.others() {
             op.control(server, &Request::Fence { victim, term }).await?;
         }

@@ -7,6 +7,7 @@ mod arena;
 mod bench;
 mod compare;
 mod devices;
+mod evict;
 mod fleet;
 mod gateway;
 mod litmus;
@@ -43,6 +44,8 @@ enum Command {
     Serve(serve::Arguments),
     /// Ask memory servers how they do
     Status(status::Arguments),
+    /// End a session of a pool, whether it is alive or not, so that others recover what it held
+    Evict(evict::Arguments),
     /// List RDMA devices, what they can do, and what Farwood will use of it
     Devices(devices::Arguments),
     /// Create an index in a pool
@@ -89,6 +92,7 @@ fn main() -> ExitCode {
         Command::Gateway(arguments) => gateway::run(&arguments),
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
+        Command::Evict(arguments) => evict::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Create(arguments) => store::create(&arguments),
         Command::Get(arguments) => store::get(&arguments),

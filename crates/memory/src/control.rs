@@ -110,6 +110,7 @@ impl Server {
             }
             Request::ListSessions {} => Ok(Reply::Sessions { sessions: self.list_sessions(now) }.into()),
             Request::BeginFence { .. }
+            | Request::Evict { .. }
             | Request::Fence { .. }
             | Request::CompleteFence { .. }
             | Request::BeginAdopt { .. }
@@ -204,6 +205,13 @@ impl Server {
             }
             Request::BeginFence { victim, force } => {
                 let term = self.sessions.begin_fence(memory, victim, force || victim == caller, now)?;
+                Ok(Answer::fence(victim, Reply::Victim { term }))
+            }
+            Request::Evict { victim, term } => {
+                if self.sessions.term(victim) != term {
+                    return Err(ControlError::NoSuchSession { session: victim });
+                }
+                self.sessions.begin_fence(memory, victim, true, now)?;
                 Ok(Answer::fence(victim, Reply::Victim { term }))
             }
             Request::Fence { victim, term } => {
@@ -373,6 +381,7 @@ fn is_for_coordinator(request: &Request) -> bool {
             | Request::Heartbeat { .. }
             | Request::RequestFlush {}
             | Request::BeginFence { .. }
+            | Request::Evict { .. }
             | Request::CompleteFence { .. }
             | Request::BeginAdopt { .. }
             | Request::CreateIndex { .. }

@@ -123,7 +123,7 @@ pub(crate) struct Whole {
     index: String,
 }
 
-fn plain(error: IndexError) -> String {
+pub(crate) fn plain(error: IndexError) -> String {
     match error {
         IndexError::Fabric(FabricError::Unreachable { why }) => why,
         error => error.to_string(),
@@ -133,11 +133,14 @@ fn plain(error: IndexError) -> String {
 impl Place {
     /// Joins the pool, for a command of this name.
     fn client(&self, command: &str) -> Result<Client, String> {
+        Client::labelled(&self.cluster()?, 1, Label::of_process(command)).map_err(plain)
+    }
+
+    /// Finds the servers.
+    pub(crate) fn cluster(&self) -> Result<Cluster, String> {
         let token = read_token(self.token_file.as_deref())?;
         let url: PoolUrl = self.url.parse().map_err(|bad: BadUrl| bad.to_string())?;
-        let cluster =
-            Cluster::open(&url, &Access::with_token(&token)).map_err(|error| plain(error.into()))?;
-        Client::labelled(&cluster, 1, Label::of_process(command)).map_err(plain)
+        Cluster::open(&url, &Access::with_token(&token)).map_err(|error| plain(error.into()))
     }
 }
 

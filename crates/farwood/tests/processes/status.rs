@@ -7,7 +7,7 @@ use farwood_index::{Engine, Pool};
 use serde_json::Value;
 
 /// What `farwood status` prints, and whether it is content.
-fn status(arguments: &[&str]) -> (String, bool) {
+pub(crate) fn status(arguments: &[&str]) -> (String, bool) {
     let output = farwood().arg("status").args(arguments).output().expect("it runs");
     (String::from_utf8(output.stdout).expect("text"), output.status.success())
 }
@@ -68,7 +68,7 @@ fn servers_say_who_they_are_and_who_uses_them() {
     assert!(said[0]["error"].as_str().is_some_and(|why| why.contains("no server listens")), "{said}");
 }
 
-fn parse(text: &str) -> Value {
+pub(crate) fn parse(text: &str) -> Value {
     serde_json::from_str(text).expect("JSON")
 }
 

@@ -145,6 +145,24 @@ fn a_repeated_open_is_answered_with_the_same_session() {
 }
 
 #[test]
+fn an_eviction_ends_one_holder_of_a_number_whose_lease_runs() {
+    let mut world = world();
+    let ((a, term, _), (b, _)) = (world.open_with_term().unwrap(), world.open().unwrap());
+    let early = world.ask(b, Request::BeginFence { victim: a, force: false });
+    assert!(matches!(early, Err(CallError::Control(ControlError::LeaseAlive { .. }))), "{early:?}");
+    let other = Err(CallError::Control(ControlError::NoSuchSession { session: a }));
+    for wrong in [0, term + 1, u64::MAX] {
+        assert_eq!(world.ask(b, Request::Evict { victim: a, term: wrong }), other, "another holder's term");
+    }
+    world.ask(a, Request::ListSessions {}).expect("it was not touched");
+    assert_eq!(world.ask(b, Request::Evict { victim: a, term }), Ok(Reply::Victim { term }));
+    let fenced = Err(CallError::Control(ControlError::SessionFenced { session: a }));
+    assert_eq!(world.ask(a, Request::ListSessions {}), fenced);
+    assert_eq!(world.ask(b, Request::Evict { victim: a, term }), Ok(Reply::Victim { term }), "again");
+    world.done(b, Request::CompleteFence { victim: a, term });
+}
+
+#[test]
 fn sessions_are_listed_with_who_they_are_and_who_adopts_them() {
     let mut world = world();
     let label = Label::new("load pid 99 on here");
