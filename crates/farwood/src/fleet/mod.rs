@@ -9,6 +9,7 @@ mod transport;
 pub(crate) use neighbours::{Neighbours, Plan};
 pub(crate) use transport::{Shape, Transport, TransportArguments, World};
 
+use crate::interrupt;
 use farwood_fabric::clock::{MICROSECOND, Nanos};
 use farwood_fabric::pages::available_bytes;
 use farwood_fabric::procedure::ProcedureSet;
@@ -17,6 +18,7 @@ use farwood_fabric::server::ServerLogic;
 use farwood_fabric::transport::local::LocalCluster;
 use farwood_fabric::transport::sim::{FaultPlan, Sim, SimConfig};
 use farwood_fabric::{Cluster, Endpoint, Executor, Label, ServerId, Session, SessionOptions};
+use farwood_index::{IndexError, Pool};
 use farwood_memory::{MemoryServer, ServerConfig};
 use neighbours::Over;
 use std::future::Future;
@@ -275,6 +277,21 @@ pub(crate) async fn with_session<T>(
     closed.map(|()| value)
 }
 
+/// Joins the pool, does something, and leaves it, also after a failure.
+pub(crate) async fn with_pool<T>(
+    cluster: &Cluster,
+    options: SessionOptions,
+    body: impl AsyncFnOnce(&Pool, &Endpoint) -> Result<T, IndexError>,
+) -> Result<T, IndexError> {
+    let pool = Pool::join(cluster, options).await?;
+    let endpoint = pool.session().endpoint()?;
+    let result = body(&pool, &endpoint).await;
+    let left = pool.leave(&endpoint).await;
+    let value = result?;
+    left?;
+    Ok(value)
+}
+
 const ANOTHER_FAILED: &str = "another client failed";
 
 /// What clients that work together know of each other: who is there, who is done, whether one failed.
@@ -305,6 +322,7 @@ impl Meeting {
 
     /// Waits until everybody has come, for the `nth` time (from 1).
     pub(crate) async fn gather(&self, endpoint: &Endpoint, nth: u32) -> Result<(), String> {
+        self.check()?;
         self.came.fetch_add(1, Ordering::SeqCst);
         while self.came.load(Ordering::SeqCst) < self.expected * nth {
             self.check()?;
@@ -313,9 +331,17 @@ impl Meeting {
         Ok(())
     }
 
-    /// Fails if another client has.
+    /// Fails if another client has, or all are to end.
     pub(crate) fn check(&self) -> Result<(), String> {
+        if interrupt::came() {
+            return Err(interrupt::SAID.to_owned());
+        }
         if self.failed.load(Ordering::SeqCst) { Err(ANOTHER_FAILED.to_owned()) } else { Ok(()) }
+    }
+
+    /// Lets the others fail at their next look.
+    pub(crate) fn call_off(&self) {
+        self.failed.store(true, Ordering::SeqCst);
     }
 
     /// How many have done what they came for.
@@ -338,7 +364,7 @@ struct Absence<'a> {
 impl Drop for Absence<'_> {
     fn drop(&mut self) {
         if !self.excused {
-            self.meeting.failed.store(true, Ordering::SeqCst);
+            self.meeting.call_off();
         }
     }
 }

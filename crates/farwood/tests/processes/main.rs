@@ -7,6 +7,7 @@ mod evict;
 mod frames;
 mod hosts;
 mod idle;
+mod interrupted;
 mod kept;
 mod killed;
 mod lines;
