@@ -11,6 +11,7 @@
 
 use crate::addr::{GlobalAddr, RegionId, ServerId, SessionId};
 use crate::clock::Nanos;
+use crate::label::Label;
 use crate::region::Identity;
 use crate::wire::{wire_enum, wire_struct};
 use std::fmt;
@@ -43,6 +44,8 @@ wire_enum! {
             /// It comes to recover others and holds nothing of its own: it may have one of the numbers that are kept back for
             /// that.
             reaper: bool,
+            /// Who it is, for people.
+            label: Label,
         },
         /// (Other servers) Admit a session that the coordinator opened. It takes the place of an earlier holder of its
         /// number; one whose term has ended here, or is followed by a newer one, is refused. -> `Session`
@@ -172,6 +175,14 @@ wire_enum! {
         },
         /// (Coordinator) All sessions. -> `Sessions`
         ListSessions = 23 {},
+        /// (Coordinator) First step of fencing, by order of somebody who knows: whether the lease runs or not, but only this
+        /// holder of the number. -> `Victim`
+        Evict = 25 {
+            /// Who.
+            victim: SessionId,
+            /// Which holder of that number.
+            term: u64,
+        },
     }
 }
 
@@ -468,8 +479,14 @@ pub struct SessionInfo {
     pub lease_left_ns: Nanos,
     /// The oldest epoch it published.
     pub oldest_pin: u64,
+    /// Who cleans up after it; nobody, unless its state is `Adopting`.
+    pub adopter: SessionId,
+    /// Who it says it is. Empty if it did not say, or the coordinator restarted since.
+    pub label: Label,
+    /// How long it has been there, as far as this process of the coordinator knows.
+    pub since_ns: Nanos,
 }
-wire_struct!(SessionInfo { session, term, state, lease_left_ns, oldest_pin });
+wire_struct!(SessionInfo { session, term, state, lease_left_ns, oldest_pin, adopter, label, since_ns });
 
 wire_enum! {
     /// Why a memory server refuses.
@@ -733,6 +750,7 @@ mod tests {
                 Request::OpenIndex { name, engine: None },
                 Request::AllocChunks { index, class: 3, object_bytes: 64, count: 1, flushed_through: generation },
                 Request::ListChunks { owner: Some(SessionId::new(7)) },
+                Request::OpenSession { read_only: true, label: Label::new("gateway pid 7 on é") },
                 Request::AttachSession { read_only: true, term: generation },
                 Request::Fence { victim: SessionId::new(7), term: generation },
                 Request::FinishAdopt { victim: SessionId::new(7), term: generation },

@@ -27,6 +27,7 @@ use crate::control::{ChunkInfo, Chore, Epochs, IndexId, Reply, Request, SessionI
 use crate::endpoint::{Endpoint, Op};
 use crate::error::FabricError;
 use crate::exec::{Executor, lock};
+use crate::label::Label;
 use crate::marks;
 use crate::pins::{IDLE, PinSlot};
 use crate::transport::Cluster;
@@ -41,6 +42,8 @@ pub struct SessionOptions {
     pub read_only: bool,
     /// It comes to recover others and will own nothing: it gets in where a pool is full of dead sessions.
     pub reaper: bool,
+    /// Who it is, for people who look at the pool.
+    pub label: Label,
 }
 
 /// One compute server's membership in a pool. Cheap to clone, usable from any thread.
@@ -119,9 +122,9 @@ impl Session {
     /// Opens a session on every server of the pool. Runs on the current thread's executor.
     pub async fn open(cluster: &Cluster, options: SessionOptions) -> Result<Self, FabricError> {
         let executor = Executor::current().ok_or(FabricError::NoExecutor)?;
-        let read_only = options.read_only;
+        let SessionOptions { read_only, reaper, label } = options;
         let stranger = Endpoint::stranger(cluster.connect(SessionId::NONE, 0)?, &executor);
-        let request = Request::OpenSession { read_only, reaper: options.reaper };
+        let request = Request::OpenSession { read_only, reaper, label };
         let Reply::Session { session: id, term, lease_ns, journal, epochs } =
             stranger.op().control(ServerId::COORDINATOR, &request).await?
         else {
@@ -428,6 +431,18 @@ impl Session {
     pub async fn fence(&self, op: &Op, victim: SessionId, force: bool) -> Result<(), FabricError> {
         let begin = Request::BeginFence { victim, force };
         let term = term_of(&op.control(ServerId::COORDINATOR, &begin).await?)?;
+        self.shut_out(op, victim, term).await
+    }
+
+    /// Fences one holder of a number, whether its lease runs or not: by order of somebody who knows that it has to go. Refused if
+    /// the number has another holder by now.
+    pub async fn evict(&self, op: &Op, victim: SessionId, term: u64) -> Result<(), FabricError> {
+        op.control(ServerId::COORDINATOR, &Request::Evict { victim, term }).await?;
+        self.shut_out(op, victim, term).await
+    }
+
+    /// The second and the third step of fencing.
+    async fn shut_out(&self, op: &Op, victim: SessionId, term: u64) -> Result<(), FabricError> {
         marks::hit("adopt_fence_begun");
         for server in self.others() {
             op.control(server, &Request::Fence { victim, term }).await?;

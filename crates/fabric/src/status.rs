@@ -77,6 +77,8 @@ pub struct Tables {
     pub max_sessions: u16,
     /// How long a session lives without a heartbeat; 0: for ever.
     pub lease_ns: Nanos,
+    /// (Coordinator) The pool's epoch.
+    pub epoch: u64,
     /// The sessions that are known here.
     pub sessions: Vec<SessionInfo>,
     /// (Coordinator) The catalog.
@@ -93,6 +95,7 @@ wire_struct!(Tables {
     free_chunks,
     max_sessions,
     lease_ns,
+    epoch,
     sessions,
     indexes,
     cores,

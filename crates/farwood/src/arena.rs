@@ -7,7 +7,7 @@ use crate::fleet::Fleet;
 use crate::units::{Size, index};
 use farwood_fabric::clock::{MILLISECOND, SECOND};
 use farwood_fabric::control::{ControlError, IndexId, Reply, Request};
-use farwood_fabric::{Endpoint, FabricError, GlobalAddr, RegionId, SessionOptions};
+use farwood_fabric::{Endpoint, FabricError, GlobalAddr, RegionId};
 use farwood_index::Pool;
 use farwood_index::engine::PLAIN;
 
@@ -33,10 +33,11 @@ impl Arena {
         bytes: u64,
         work: impl FnOnce(&Arena) -> Result<T, String>,
     ) -> Result<T, String> {
+        let options = fleet.options(purpose);
         let share = bytes.div_ceil(fleet.cluster().view().servers.len() as u64);
         let arena = fleet.run_one(|cluster| async move {
             let failed = |error: FabricError| format!("no far memory of {}: {error}", Size(bytes));
-            let pool = Pool::join(&cluster, SessionOptions::default()).await.map_err(failed)?;
+            let pool = Pool::join(&cluster, options).await.map_err(failed)?;
             let endpoint = pool.session().endpoint().map_err(failed)?;
             let made = Self::make(&pool, &endpoint, purpose, share).await.map_err(failed);
             pool.leave(&endpoint).await.map_err(failed)?;
@@ -47,7 +48,7 @@ impl Arena {
             let name = arena.name.clone();
             async move {
                 let failed = |error: FabricError| format!("index '{name}' was left in the pool: {error}");
-                let pool = Pool::join(&cluster, SessionOptions::default()).await.map_err(failed)?;
+                let pool = Pool::join(&cluster, options).await.map_err(failed)?;
                 let endpoint = pool.session().endpoint().map_err(failed)?;
                 let dropped = drop_index(&pool, &endpoint, &name).await.map_err(failed);
                 pool.leave(&endpoint).await.map_err(failed)?;
@@ -128,12 +129,12 @@ async fn drop_index(pool: &Pool, endpoint: &Endpoint, name: &str) -> Result<(), 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farwood_fabric::ServerId;
+    use farwood_fabric::{ServerId, SessionOptions};
 
     /// How many indexes the catalog has, and how many chunks are in use.
     fn in_use(fleet: &Fleet) -> (usize, usize) {
         let counted = fleet.run_one(|cluster| async move {
-            crate::fleet::with_session(&cluster, async |endpoint| {
+            crate::fleet::with_session(&cluster, SessionOptions::default(), async |endpoint| {
                 let op = endpoint.op();
                 let ask = async |request| op.control(ServerId::COORDINATOR, &request).await;
                 match (ask(Request::ListIndexes {}).await, ask(Request::ListChunks { owner: None }).await) {

@@ -7,8 +7,10 @@ mod arena;
 mod bench;
 mod compare;
 mod devices;
+mod evict;
 mod fleet;
 mod gateway;
+mod interrupt;
 mod litmus;
 mod page;
 mod probe;
@@ -43,6 +45,8 @@ enum Command {
     Serve(serve::Arguments),
     /// Ask memory servers how they do
     Status(status::Arguments),
+    /// End a session of a pool, whether it is alive or not, so that others recover what it held
+    Evict(evict::Arguments),
     /// List RDMA devices, what they can do, and what Farwood will use of it
     Devices(devices::Arguments),
     /// Create an index in a pool
@@ -81,14 +85,52 @@ enum Command {
     Litmus(litmus::Arguments),
 }
 
+impl Command {
+    /// Whether it has a session that it should leave when it is interrupted. Servers and gateways see to that themselves.
+    fn joins_a_pool(&self) -> bool {
+        match self {
+            Self::Evict(_)
+            | Self::Create(_)
+            | Self::Get(_)
+            | Self::Put(_)
+            | Self::Del(_)
+            | Self::Scan(_)
+            | Self::Load(_)
+            | Self::Dump(_)
+            | Self::Check(_)
+            | Self::Drop(_)
+            | Self::List(_)
+            | Self::Bench(_)
+            | Self::Probe(_)
+            | Self::Litmus(_) => true,
+            Self::Up(_)
+            | Self::Gateway(_)
+            | Self::Serve(_)
+            | Self::Status(_)
+            | Self::Devices(_)
+            | Self::Stat(_)
+            | Self::Simulate(_)
+            | Self::Reproduce(_)
+            | Self::Report(_) => false,
+        }
+    }
+}
+
 fn main() -> ExitCode {
     let Arguments { command } = Arguments::parse();
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).init();
+    if command.joins_a_pool() {
+        if let Err(message) = interrupt::listen() {
+            eprintln!("farwood: {message}");
+            return ExitCode::from(2);
+        }
+    }
     let result = match command {
         Command::Up(arguments) => up::run(&arguments),
         Command::Gateway(arguments) => gateway::run(&arguments),
         Command::Serve(arguments) => serve::run(&arguments),
         Command::Status(arguments) => status::run(&arguments),
+        Command::Evict(arguments) => evict::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),
         Command::Create(arguments) => store::create(&arguments),
         Command::Get(arguments) => store::get(&arguments),
@@ -109,6 +151,11 @@ fn main() -> ExitCode {
         Command::Litmus(arguments) => litmus::run(&arguments),
     };
     match result {
+        Err(message) if interrupt::came() => {
+            eprintln!("farwood: {message}");
+            ExitCode::from(interrupt::EXIT_CODE)
+        }
+        Ok(_) if interrupt::came() => ExitCode::from(interrupt::EXIT_CODE),
         Ok(code) => code,
         Err(message) => {
             eprintln!("farwood: {message}");

@@ -22,7 +22,7 @@ impl Table {
     }
 
     /// The table as text; trailing blanks are cut.
-    fn lines(&self) -> Vec<String> {
+    pub(crate) fn lines(&self) -> Vec<String> {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
             self.rows

@@ -3,9 +3,10 @@
 //! Exits with 1 if a server does not answer: it serves as a check for whatever watches servers. The names in JSON stay as they
 //! are.
 
-use crate::report::unless_broken_pipe;
+use crate::report::{Table, unless_broken_pipe};
 use crate::serve::read_token;
 use crate::units::{Size, things, time};
+use farwood_fabric::clock::Nanos;
 use farwood_fabric::control::{IndexInfo, IndexState, SessionInfo, SessionState};
 use farwood_fabric::status::{Pages, ServerStatus, Tables, Traffic};
 use farwood_fabric::transport::serve::{ServerPlace, status};
@@ -63,6 +64,7 @@ struct Status {
     pages: PagesFound,
     lease_ms: u64,
     max_sessions: u16,
+    epoch: u64,
     sessions: Vec<SessionLine>,
     indexes: Vec<IndexLine>,
     cores: u16,
@@ -93,6 +95,10 @@ struct SessionLine {
     session: u16,
     term: u64,
     state: &'static str,
+    /// Who adopts it.
+    adopter: Option<u16>,
+    label: String,
+    since_seconds: f64,
     lease_left_ms: u64,
     oldest_epoch: u64,
 }
@@ -108,6 +114,8 @@ struct IndexLine {
 impl From<&SessionInfo> for SessionLine {
     fn from(info: &SessionInfo) -> Self {
         let state = match info.state {
+            // Anybody may fence it now.
+            SessionState::Active if info.lease_left_ns == 0 => "lost",
             SessionState::Active => "active",
             SessionState::Fencing => "being fenced",
             SessionState::Fenced => "fenced",
@@ -117,6 +125,9 @@ impl From<&SessionInfo> for SessionLine {
             session: info.session.get(),
             term: info.term,
             state,
+            adopter: (!info.adopter.is_none()).then(|| info.adopter.get()),
+            label: info.label.to_string(),
+            since_seconds: info.since_ns as f64 / 1e9,
             lease_left_ms: info.lease_left_ns / 1_000_000,
             oldest_epoch: info.oldest_pin,
         }
@@ -160,6 +171,7 @@ impl From<&ServerStatus> for Status {
             },
             lease_ms: tables.lease_ns / 1_000_000,
             max_sessions: tables.max_sessions,
+            epoch: tables.epoch,
             sessions: tables.sessions.iter().map(SessionLine::from).collect(),
             indexes: tables.indexes.iter().map(IndexLine::from).collect(),
             cores: tables.cores,
@@ -176,6 +188,37 @@ impl From<&ServerStatus> for Status {
             bytes_out: traffic.bytes_out,
         }
     }
+}
+
+/// The sessions for people; nothing if there are none.
+fn session_table(tables: &Tables) -> Table {
+    if tables.sessions.is_empty() {
+        return Table::default();
+    }
+    let mut table = Table::new(&["number", "term", "since", "lease left", "epochs behind", "state", "who"]);
+    for info in &tables.sessions {
+        let line = SessionLine::from(info);
+        let is_active = info.state == SessionState::Active;
+        table.row(vec![
+            line.session.to_string(),
+            line.term.to_string(),
+            time(info.since_ns as f64),
+            match info.lease_left_ns {
+                Nanos::MAX => "for ever".to_owned(),
+                left if is_active && left > 0 => time(left as f64),
+                _ => "-".to_owned(),
+            },
+            // Whoever is fenced holds no epoch back.
+            if info.oldest_pin > 0 {
+                tables.epoch.saturating_sub(info.oldest_pin).to_string()
+            } else {
+                "-".to_owned()
+            },
+            line.adopter.map_or(line.state.to_owned(), |by| format!("{} by {by}", line.state)),
+            if line.label.is_empty() { "(did not say)".to_owned() } else { line.label },
+        ]);
+    }
+    table
 }
 
 /// A server's status for people.
@@ -205,8 +248,8 @@ fn describe(said: &ServerStatus) -> String {
             ns => format!("leases of {}", time(ns as f64)),
         };
         let _ = writeln!(text, "  sessions   {} of {}, {lease}", tables.sessions.len(), tables.max_sessions);
-        for line in tables.sessions.iter().map(SessionLine::from).filter(|line| line.state != "active") {
-            let _ = writeln!(text, "             session {} is {}", line.session, line.state);
+        for line in session_table(tables).lines() {
+            let _ = writeln!(text, "             {line}");
         }
         let _ = writeln!(text, "  indexes    {}", tables.indexes.len());
         for IndexLine { name, engine, state, .. } in tables.indexes.iter().map(IndexLine::from) {

@@ -6,7 +6,7 @@ use crate::gateway::{Front, nap, say};
 use crate::units::Size;
 use farwood_fabric::control::ControlError;
 use farwood_fabric::region::PoolId;
-use farwood_fabric::{CallError, Cluster, FabricError};
+use farwood_fabric::{CallError, Cluster, FabricError, Label};
 use farwood_gateway::{Gateway, NamedIndex};
 use farwood_index::{AnyEngine, Client, IndexError};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -148,7 +148,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
 
 /// Creates the index, unless it is there; whether it was not.
 fn create(cluster: &Cluster, engine: &AnyEngine) -> Result<bool, String> {
-    let client = Client::new(cluster, 1).map_err(|error| error.to_string())?;
+    let client = Client::labelled(cluster, 1, Label::of_process("up")).map_err(|error| error.to_string())?;
     match client.create(INDEX, engine).wait() {
         Ok(_) => Ok(true),
         Err(IndexError::Fabric(FabricError::Call(CallError::Control(ControlError::NameExists {

@@ -10,7 +10,7 @@ use crate::options::{Options, StartError};
 use crate::shard::{self, Inbox, Start};
 use crate::store::{Backing, Store};
 use farwood_fabric::clock::MILLISECOND;
-use farwood_fabric::{Cluster, Endpoint, Executor, FabricError, SessionOptions};
+use farwood_fabric::{Cluster, Endpoint, Executor, FabricError, Label, SessionOptions};
 use farwood_index::{IndexError, Pool};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::net::{SocketAddr, TcpListener};
@@ -148,7 +148,8 @@ async fn serve_session<B: Backing>(
     ready: Option<&Ready>,
 ) -> Result<Option<()>, IndexError> {
     let opened = async {
-        let pool = Pool::join(cluster, SessionOptions::default()).await?;
+        let label = Label::of_process("gateway");
+        let pool = Pool::join(cluster, SessionOptions { label, ..SessionOptions::default() }).await?;
         let endpoint = pool.session().endpoint()?;
         let lease = pool.session().lease_ns();
         let every = if lease == 0 { HEARTBEAT_NS } else { HEARTBEAT_NS.min(lease / HEARTBEATS_PER_LEASE) };

@@ -8,6 +8,7 @@ use crate::epochs::Progress;
 use crate::layout::{self, superblock};
 use crate::server::Server;
 use crate::sessions::{Attach, Kind, Listed, State};
+use farwood_fabric::Label;
 use farwood_fabric::addr::{ServerId, SessionId};
 use farwood_fabric::call::CallError;
 use farwood_fabric::clock::{MILLISECOND, Nanos};
@@ -102,8 +103,8 @@ impl Server {
             return Err(bad(format!("{caller} only reads; open a session that may write")).into());
         }
         match request {
-            Request::OpenSession { read_only, reaper } => {
-                Ok(self.open(memory, caller, Kind { read_only, reaper }, now)?)
+            Request::OpenSession { read_only, reaper, label } => {
+                Ok(self.open(memory, caller, (Kind { read_only, reaper }, label), now)?)
             }
             Request::CloseSession {} => self.close(memory, caller),
             Request::Heartbeat { oldest_pin, flushed, does_chores } => {
@@ -118,6 +119,7 @@ impl Server {
             }
             Request::ListSessions {} => Ok(Reply::Sessions { sessions: self.list_sessions(now) }.into()),
             Request::BeginFence { .. }
+            | Request::Evict { .. }
             | Request::Fence { .. }
             | Request::CompleteFence { .. }
             | Request::BeginAdopt { .. }
@@ -144,7 +146,7 @@ impl Server {
         &mut self,
         memory: &dyn ServerMemory,
         caller: SessionId,
-        kind: Kind,
+        (kind, label): (Kind, Label),
         now: Nanos,
     ) -> Result<Answer, ControlError> {
         if !caller.is_none() {
@@ -153,6 +155,7 @@ impl Server {
         let progress = self.clock.newcomer();
         let session = self.sessions.open(memory, kind, progress, now)?;
         self.clock.join(session, progress);
+        self.labels.enter(session, self.sessions.term(session), label, now);
         // One that takes the place of a lost reaper shuts it out here, and elsewhere when it attaches.
         Ok(Answer { fence: kind.reaper.then_some(session), ..self.welcome(session, kind.read_only)? })
     }
@@ -242,6 +245,13 @@ impl Server {
             }
             Request::BeginFence { victim, force } => {
                 let term = self.sessions.begin_fence(memory, victim, force || victim == caller, now)?;
+                Ok(Answer::fence(victim, Reply::Victim { term }))
+            }
+            Request::Evict { victim, term } => {
+                if self.sessions.term(victim) != term {
+                    return Err(ControlError::NoSuchSession { session: victim });
+                }
+                self.sessions.begin_fence(memory, victim, true, now)?;
                 Ok(Answer::fence(victim, Reply::Victim { term }))
             }
             Request::Fence { victim, term } => {
@@ -376,6 +386,7 @@ impl Server {
             free_chunks: self.chunks.free_chunks(),
             max_sessions: self.config.max_sessions,
             lease_ns: self.config.lease_ns,
+            epoch: self.clock.epochs().epoch,
             sessions: self.list_sessions(now),
             indexes: self.catalog.list(),
             cores: u16::try_from(self.config.cores).unwrap_or(u16::MAX),
@@ -386,9 +397,10 @@ impl Server {
 
     fn list_sessions(&self, now: Nanos) -> Vec<SessionInfo> {
         let sessions = self.sessions.list(now).into_iter();
-        let sessions = sessions.map(|Listed { session, term, state, lease_left_ns }| {
+        let sessions = sessions.map(|Listed { session, term, state, lease_left_ns, adopter }| {
             let oldest_pin = self.clock.progress(session).map_or(0, |progress| progress.oldest_pin);
-            SessionInfo { session, term, state, lease_left_ns, oldest_pin }
+            let (label, since_ns) = self.labels.find(session, term, now);
+            SessionInfo { session, term, state, lease_left_ns, oldest_pin, adopter, label, since_ns }
         });
         sessions.collect()
     }
@@ -411,6 +423,7 @@ fn is_for_coordinator(request: &Request) -> bool {
             | Request::Heartbeat { .. }
             | Request::RequestFlush {}
             | Request::BeginFence { .. }
+            | Request::Evict { .. }
             | Request::CompleteFence { .. }
             | Request::BeginAdopt { .. }
             | Request::CreateIndex { .. }

@@ -47,6 +47,7 @@ mod control;
 mod embedded;
 mod epochs;
 mod host;
+mod labels;
 pub mod layout;
 mod server;
 mod sessions;

@@ -20,6 +20,7 @@ use crate::config::ServerConfig;
 use crate::control::Answer;
 use crate::epochs::EpochClock;
 use crate::host::{Admission, Host, Job};
+use crate::labels::Labels;
 use crate::layout::{self, FORMAT_VERSION, Layout, MAGIC, superblock};
 use crate::sessions::{SessionTable, State};
 use farwood_fabric::addr::{RegionId, SessionId};
@@ -65,8 +66,8 @@ impl ServerLogic for MemoryServer {
         layout::regions(&self.config)
     }
 
-    fn start(&self, memory: &dyn ServerMemory, _now: Nanos) -> Result<Identity, StartError> {
-        let server = Server::start(memory, &self.config)?;
+    fn start(&self, memory: &dyn ServerMemory, now: Nanos) -> Result<Identity, StartError> {
+        let server = Server::start(memory, &self.config, now)?;
         let identity = server.identity.clone();
         *self.lock() = Some(server);
         Ok(identity)
@@ -120,6 +121,7 @@ pub(crate) struct Server {
     pub(crate) identity: Identity,
     pub(crate) chunks: ChunkTable,
     pub(crate) sessions: SessionTable,
+    pub(crate) labels: Labels,
     pub(crate) clock: EpochClock,
     pub(crate) catalog: Catalog,
     pub(crate) host: Host,
@@ -133,7 +135,7 @@ pub(crate) struct Server {
 
 impl Server {
     /// Formats zeroed memory, or takes over what is there.
-    fn start(memory: &dyn ServerMemory, config: &ServerConfig) -> Result<Self, StartError> {
+    fn start(memory: &dyn ServerMemory, config: &ServerConfig, now: Nanos) -> Result<Self, StartError> {
         match layout::load(memory, superblock::MAGIC_AT) {
             0 => layout::format(memory, config),
             MAGIC => {}
@@ -171,6 +173,7 @@ impl Server {
             identity,
             chunks: ChunkTable::load(memory, config)?,
             sessions,
+            labels: Labels::new(now),
             clock,
             catalog: Catalog::load(memory, config)?,
             host: Host::new(config.cores, config.max_long, config.queue),

@@ -122,6 +122,7 @@ pub(crate) struct Listed {
     pub(crate) term: u64,
     pub(crate) state: SessionState,
     pub(crate) lease_left_ns: Nanos,
+    pub(crate) adopter: SessionId,
 }
 
 /// The session table.
@@ -522,7 +523,9 @@ impl SessionTable {
             };
             let lease_left_ns =
                 if state == SessionState::Active { self.lease_left_ns(number, now) } else { 0 };
-            Some(Listed { session: SessionId::new(number + 1), term: slot.term, state, lease_left_ns })
+            let adopter = if let State::Adopting { by } = slot.state { by } else { SessionId::NONE };
+            let session = SessionId::new(number + 1);
+            Some(Listed { session, term: slot.term, state, lease_left_ns, adopter })
         });
         sessions.collect()
     }

@@ -13,10 +13,10 @@ use super::join::Joint;
 use super::tally::{Tally, TallyText};
 use super::task::{Meter, Task, Until, Watch};
 use super::verify::Model;
-use crate::fleet::{Fleet, Meeting, all, with_session};
-use farwood_fabric::clock::{MICROSECOND, Nanos, RealClock};
+use crate::fleet::{Fleet, Meeting, all, with_pool, with_session};
+use farwood_fabric::clock::{MICROSECOND, Nanos, RealClock, SECOND};
 use farwood_fabric::control::{Reply, Request};
-use farwood_fabric::{CallError, Cluster, Endpoint, FabricError, Session, SessionOptions};
+use farwood_fabric::{CallError, Cluster, Endpoint, FabricError, SessionOptions};
 use farwood_index::{Engine, IndexError, Pool};
 use farwood_workload::{Mix, OperationKind, Start, Stream, StreamOptions, ValueId};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -31,6 +31,8 @@ const HEARTBEATS_PER_LEASE: u64 = 4;
 const PHASES: u32 = 5;
 /// How long a thread waits for its compute server before it looks again.
 const LOOK_EVERY_NS: Nanos = 20 * MICROSECOND;
+/// How long the first thread waits, after a failure, for the others to end before it leaves the pool.
+const END_NS: Nanos = 5 * SECOND;
 
 /// What came out of a run.
 #[derive(Debug)]
@@ -76,6 +78,7 @@ struct Run<E: Engine> {
     engine: E,
     plan: Plan,
     watch: Watch,
+    options: SessionOptions,
     members: Vec<Member<E::Attached>>,
     meeting: Arc<Meeting>,
     /// What every answer is checked against.
@@ -98,33 +101,28 @@ pub(super) fn drive<E: Engine>(engine: &E, plan: &Plan, fleet: &Fleet) -> Result
 }
 
 fn create<E: Engine>(engine: &E, fleet: &Fleet) -> Result<(), String> {
-    let creator = engine.clone();
+    let (creator, options) = (engine.clone(), fleet.options("bench"));
     fleet.run_one(|cluster| {
         let engine = creator.clone();
         async move {
-            let created = async {
-                let pool = Pool::join(&cluster, SessionOptions::default()).await?;
-                let endpoint = pool.session().endpoint()?;
-                engine.create(&pool, &endpoint, INDEX).await?;
-                pool.leave(&endpoint).await?;
-                Ok::<_, IndexError>(())
-            };
+            let created = with_pool(&cluster, options, async |pool, endpoint| {
+                engine.create(pool, endpoint, INDEX).await.map(drop)
+            });
             created.await.map_err(|error| format!("cannot create the index: {error}"))
         }
     })
 }
 
 fn drop_index(fleet: &Fleet) -> Result<(), String> {
+    let options = fleet.options("bench");
     fleet.run_one(|cluster| async move {
-        let dropped = async {
-            let pool = Pool::join(&cluster, SessionOptions::default()).await?;
-            let endpoint = pool.session().endpoint()?;
+        let dropped = with_pool(&cluster, options, async |pool, endpoint| {
             if pool.list_indexes(&endpoint.op()).await?.iter().any(|info| info.name == INDEX) {
-                pool.drop_index(&endpoint, INDEX).await?;
+                pool.drop_index(endpoint, INDEX).await?;
             }
-            pool.leave(&endpoint).await
-        };
-        dropped.await.map(drop).map_err(|error| format!("cannot drop the index: {error}"))
+            Ok(())
+        });
+        dropped.await.map_err(|error| format!("cannot drop the index: {error}"))
     })
 }
 
@@ -133,6 +131,7 @@ fn run<E: Engine>(engine: &E, plan: &Plan, fleet: &Fleet) -> Result<Measured, St
         engine: engine.clone(),
         plan: plan.clone(),
         watch: if fleet.is_virtual() { Watch::Virtual } else { Watch::Real(RealClock::new()) },
+        options: fleet.options("bench"),
         members: (0..plan.compute).map(|_| Member::<E::Attached>::default()).collect(),
         meeting: Meeting::of(plan.compute * plan.threads),
         model: plan.verify.then(|| Arc::new(model(plan))),
@@ -171,13 +170,13 @@ fn run<E: Engine>(engine: &E, plan: &Plan, fleet: &Fleet) -> Result<Measured, St
 /// Brings the results of all processes to the first one.
 fn together(joint: Joint, measured: Measured, fleet: &Fleet) -> Result<Measured, String> {
     let measured = Arc::new(Mutex::new(Some(measured)));
-    let shared = Arc::clone(&measured);
+    let (shared, options) = (Arc::clone(&measured), fleet.options("bench"));
     fleet.run_one(move |cluster| {
         let measured = Arc::clone(&shared);
         async move {
             let take = || measured.lock().unwrap_or_else(PoisonError::into_inner).take();
             let mut measured = take().ok_or("a result is delivered once")?;
-            with_session(&cluster, async |endpoint| {
+            with_session(&cluster, options, async |endpoint| {
                 if !joint.is_first() {
                     joint.deliver(endpoint, &measured).await?;
                 }
@@ -268,10 +267,7 @@ impl<E: Engine> Run<E> {
     /// Waits until the first process has created the index.
     async fn meet_others(&self, cluster: &Cluster) -> Result<(), Trouble> {
         if let Some(joint) = &self.plan.joint {
-            let session = Session::open(cluster, SessionOptions::default()).await?;
-            let endpoint = session.endpoint()?;
-            joint.barrier(&endpoint, 1).await?;
-            session.close(&endpoint).await?;
+            with_session(cluster, self.options, async |endpoint| joint.barrier(endpoint, 1).await).await?;
         }
         Ok(())
     }
@@ -284,46 +280,69 @@ impl<E: Engine> Run<E> {
         cluster: &Cluster,
         meeting: &Meeting,
     ) -> Result<ThreadResult, Trouble> {
-        let is_first = compute == 0 && thread == 0;
         let (pool, attached, endpoint) = self.join(compute, thread, cluster, meeting).await?;
+        let worked = self.work(&pool, attached, &endpoint, (compute, thread), meeting).await;
+        meeting.finish();
+        if thread > 0 {
+            return worked;
+        }
+        if worked.is_err() {
+            // The others of this compute server use the same session.
+            meeting.call_off();
+            let give_up = endpoint.now().saturating_add(END_NS);
+            while meeting.done() < self.plan.compute * self.plan.threads && endpoint.now() < give_up {
+                endpoint.sleep(LOOK_EVERY_NS).await;
+            }
+        }
+        let left = pool.leave(&endpoint).await;
+        let result = worked?;
+        left?;
+        Ok(result)
+    }
+
+    /// What a thread does between joining the pool and leaving it.
+    async fn work(
+        self: &Arc<Self>,
+        pool: &Pool,
+        attached: E::Attached,
+        endpoint: &Endpoint,
+        (compute, thread): (u32, u32),
+        meeting: &Meeting,
+    ) -> Result<ThreadResult, Trouble> {
+        let is_first = compute == 0 && thread == 0;
         let mut phases = Phases { meeting, joint: self.plan.joint.filter(|_| is_first), nth: 0 };
-        let tasks = (0..self.plan.tasks).map(|task| self.task(&attached, &endpoint, (compute, thread, task)));
+        let tasks = (0..self.plan.tasks).map(|task| self.task(&attached, endpoint, (compute, thread, task)));
         let mut tasks = tasks.collect::<Result<Vec<_>, Trouble>>()?;
         if self.plan.loads() {
-            tasks = self.each(&endpoint, tasks, Self::load, (compute, thread)).await?;
+            tasks = self.each(endpoint, tasks, Self::load, (compute, thread)).await?;
         }
-        phases.next(&endpoint).await?;
+        phases.next(endpoint).await?;
         if thread == 0 && self.plan.loads() {
-            let index = self.engine.open(&attached, &endpoint, 0)?;
+            let index = self.engine.open(&attached, endpoint, 0)?;
             self.engine.warm_up(&index).await?;
         }
-        phases.next(&endpoint).await?;
-        let warm_up = self.plan.until(0.1, self.watch.now(&endpoint));
+        phases.next(endpoint).await?;
+        let warm_up = self.plan.until(0.1, self.watch.now(endpoint));
         tasks = self
-            .each(&endpoint, tasks, move |run, task, _| run.measure(task, warm_up, false), (compute, thread))
+            .each(endpoint, tasks, move |run, task, _| run.measure(task, warm_up, false), (compute, thread))
             .await?;
-        phases.next(&endpoint).await?;
-        let until = self.plan.until(1.0, self.watch.now(&endpoint));
+        phases.next(endpoint).await?;
+        let until = self.plan.until(1.0, self.watch.now(endpoint));
         tasks = self
-            .each(&endpoint, tasks, move |run, task, _| run.measure(task, until, true), (compute, thread))
+            .each(endpoint, tasks, move |run, task, _| run.measure(task, until, true), (compute, thread))
             .await?;
         let mut tally = Tally::new();
         for task in tasks {
             tally.merge(&task.into_tally());
         }
-        phases.next(&endpoint).await?;
-        let first = thread == 0;
-        let cache_bytes = if first { self.engine.cache_bytes(&attached) } else { 0 };
+        phases.next(endpoint).await?;
+        let cache_bytes = if thread == 0 { self.engine.cache_bytes(&attached) } else { 0 };
         let memory_bytes = if is_first && self.plan.is_first() {
-            self.memory_bytes(&pool, &attached, &endpoint).await?
+            self.memory_bytes(pool, &attached, endpoint).await?
         } else {
             0
         };
-        phases.next(&endpoint).await?;
-        if first {
-            drop(attached);
-            pool.leave(&endpoint).await?;
-        }
+        phases.next(endpoint).await?;
         Ok(ThreadResult { tally, cache_bytes, memory_bytes })
     }
 
@@ -337,13 +356,20 @@ impl<E: Engine> Run<E> {
     ) -> Result<(Pool, E::Attached, Endpoint), Trouble> {
         let member = &self.members[compute as usize];
         if thread == 0 {
-            let pool = Pool::join(cluster, SessionOptions::default()).await?;
+            let pool = Pool::join(cluster, self.options).await?;
             let endpoint = pool.session().endpoint()?;
             let lease_ns = pool.session().lease_ns();
             if lease_ns > 0 {
                 pool.keep_alive(&endpoint, lease_ns / HEARTBEATS_PER_LEASE);
             }
-            let attached = self.engine.attach(&pool, &endpoint, INDEX).await?;
+            let attached = match self.engine.attach(&pool, &endpoint, INDEX).await {
+                Ok(attached) => attached,
+                Err(error) => {
+                    // The first failure is the one to report.
+                    let _ = pool.leave(&endpoint).await;
+                    return Err(error.into());
+                }
+            };
             let shared = (pool.clone(), attached.clone());
             *member.lock().unwrap_or_else(PoisonError::into_inner) = Some(shared);
             return Ok((pool, attached, endpoint));
@@ -405,11 +431,12 @@ impl<E: Engine> Run<E> {
         let spawned: Vec<_> = numbered
             .map(|(n, task)| endpoint.spawn(work(Arc::clone(self), task, self.client((compute, thread, n)))))
             .collect();
-        let mut tasks = Vec::new();
+        let mut ended = Vec::new();
         for task in spawned {
-            tasks.push(task.await.unwrap_or_else(|killed| Err(Trouble::Said(killed.to_string())))?);
+            ended.push(task.await.unwrap_or_else(|killed| Err(Trouble::Said(killed.to_string()))));
         }
-        Ok(tasks)
+        // Not at the first failure: whoever leaves the pool has to know that all have ended.
+        ended.into_iter().collect()
     }
 
     async fn load(self: Arc<Self>, mut task: Task<E::Index>, client: u64) -> Result<Task<E::Index>, Trouble> {

@@ -12,10 +12,11 @@
 //! Clocks of two processes cannot be compared, so a merged run lasts as long as its longest part.
 
 use super::drive::Measured;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, with_pool};
+use crate::interrupt;
 use farwood_fabric::clock::{MILLISECOND, Nanos, SECOND};
 use farwood_fabric::control::{ANCHOR_BYTES, ControlError, IndexInfo, Reply, Request};
-use farwood_fabric::{CallError, Endpoint, FabricError, GlobalAddr, RegionId, ServerId, SessionOptions};
+use farwood_fabric::{CallError, Endpoint, FabricError, GlobalAddr, RegionId, ServerId};
 use farwood_index::Pool;
 use farwood_index::engine::PLAIN;
 
@@ -47,27 +48,31 @@ pub(super) struct Joint {
 impl Joint {
     /// Comes to the meeting, and waits for the others. `settings` is what all must agree on.
     pub(super) fn enter(fleet: &Fleet, of: u32, settings: &str) -> Result<Self, String> {
-        let settings = settings.to_owned();
+        let (settings, options) = (settings.to_owned(), fleet.options("bench"));
         fleet.run_one(|cluster| {
             let settings = settings.clone();
             async move {
-                let pool = Pool::join(&cluster, SessionOptions::default()).await.map_err(to_text)?;
+                let pool = Pool::join(&cluster, options).await.map_err(to_text)?;
                 let endpoint = pool.session().endpoint().map_err(to_text)?;
-                let joint = Self::come(&pool, &endpoint, of, settings.as_bytes()).await?;
-                let came = joint.wait(&endpoint, COME_NS, CAME_AT, u64::from(of)).await.map_err(to_text)?;
-                let complete = came >= u64::from(of);
-                if !complete && joint.is_first() {
-                    // Or the next run would find it.
-                    pool.drop_index(&endpoint, MEETING).await.map_err(to_text)?;
-                }
-                pool.leave(&endpoint).await.map_err(to_text)?;
-                if complete {
-                    Ok(joint)
-                } else {
-                    Err(format!("--join: only {came} of {of} processes came within a minute"))
-                }
+                let met = Self::meet(&pool, &endpoint, of, &settings).await;
+                let left = pool.leave(&endpoint).await.map_err(to_text);
+                let joint = met?;
+                left.map(|_| joint)
             }
         })
+    }
+
+    async fn meet(pool: &Pool, endpoint: &Endpoint, of: u32, settings: &str) -> Result<Self, String> {
+        let joint = Self::come(pool, endpoint, of, settings.as_bytes()).await?;
+        let came = joint.wait(endpoint, COME_NS, CAME_AT, u64::from(of)).await.map_err(to_text)?;
+        if came >= u64::from(of) {
+            return Ok(joint);
+        }
+        if joint.is_first() {
+            // Or the next run would find it.
+            pool.drop_index(endpoint, MEETING).await.map_err(to_text)?;
+        }
+        Err(format!("--join: only {came} of {of} processes came within a minute"))
     }
 
     async fn come(pool: &Pool, endpoint: &Endpoint, of: u32, settings: &[u8]) -> Result<Self, String> {
@@ -126,7 +131,7 @@ impl Joint {
         let deadline = endpoint.now().saturating_add(patience);
         loop {
             let word = endpoint.op().read_word(self.anchor.add(at)).await?;
-            if word >= wanted || endpoint.now() > deadline {
+            if word >= wanted || endpoint.now() > deadline || interrupt::came() {
                 return Ok(word);
             }
             endpoint.sleep(LOOK_EVERY_NS).await;
@@ -195,11 +200,12 @@ impl Joint {
         if !self.is_first() {
             return Ok(());
         }
+        let options = fleet.options("bench");
         fleet.run_one(|cluster| async move {
-            let pool = Pool::join(&cluster, SessionOptions::default()).await.map_err(to_text)?;
-            let endpoint = pool.session().endpoint().map_err(to_text)?;
-            pool.drop_index(&endpoint, MEETING).await.map_err(to_text)?;
-            pool.leave(&endpoint).await.map(drop).map_err(to_text)
+            let dropped = with_pool(&cluster, options, async |pool, endpoint| {
+                pool.drop_index(endpoint, MEETING).await.map_err(Into::into)
+            });
+            dropped.await.map_err(|error| format!("--join: {error}"))
         })
     }
 }

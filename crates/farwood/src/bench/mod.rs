@@ -382,10 +382,10 @@ fn run_engine(
         plan.joint = Some(Joint::enter(&fleet, processes, &settings(&plan, name))?);
     }
     let plan = &plan;
-    let measured = with_engine!(choice, engine => drive::drive(engine, plan, &fleet))?;
-    if let Some(joint) = plan.joint {
-        joint.leave(&fleet)?;
-    }
+    let measured = with_engine!(choice, engine => drive::drive(engine, plan, &fleet));
+    let left = plan.joint.map_or(Ok(()), |joint| joint.leave(&fleet));
+    let measured = measured?;
+    left?;
     if !plan.is_first() {
         return Ok(None);
     }

@@ -2,6 +2,7 @@
 
 use super::checked::Checked;
 use super::tally::{Kind, Tally};
+use crate::interrupt;
 use farwood_fabric::clock::{Nanos, RealClock};
 use farwood_fabric::{Endpoint, OpStats, Work};
 use farwood_index::{Engine, IndexError, OrderedIndex};
@@ -124,6 +125,9 @@ impl<I: OrderedIndex> Task<I> {
             if count % OPS_PER_TURN == 0 {
                 loaded(OPS_PER_TURN);
                 self.meter.endpoint.yield_now().await;
+                if interrupt::came() {
+                    break;
+                }
             }
         }
         loaded(count % OPS_PER_TURN);
@@ -138,7 +142,7 @@ impl<I: OrderedIndex> Task<I> {
         loaded: impl Fn(u64),
     ) -> Result<(), IndexError> {
         let (mut key, mut value) = (Vec::new(), Vec::new());
-        let pairs = self.keys.sorted(count).map(|index| {
+        let pairs = self.keys.sorted(count).take_while(|_| !interrupt::came()).map(|index| {
             loaded(1);
             let key = self.keys.key(index, &mut key).to_vec();
             (key, self.values.value(ValueId { index, version: 0 }, &mut value).to_vec())
@@ -166,6 +170,9 @@ impl<I: OrderedIndex> Task<I> {
             if count % OPS_PER_TURN == 0 {
                 done(OPS_PER_TURN);
                 self.meter.endpoint.yield_now().await;
+                if interrupt::came() {
+                    break;
+                }
                 if self.meter.alone {
                     self.meter.now = self.meter.watch.now(&self.meter.endpoint);
                 }

@@ -9,6 +9,7 @@ mod transport;
 pub(crate) use neighbours::{Neighbours, Plan};
 pub(crate) use transport::{Shape, Transport, TransportArguments, World};
 
+use crate::interrupt;
 use farwood_fabric::clock::{MICROSECOND, Nanos};
 use farwood_fabric::pages::available_bytes;
 use farwood_fabric::procedure::ProcedureSet;
@@ -16,7 +17,8 @@ use farwood_fabric::region::PoolId;
 use farwood_fabric::server::ServerLogic;
 use farwood_fabric::transport::local::LocalCluster;
 use farwood_fabric::transport::sim::{FaultPlan, Sim, SimConfig};
-use farwood_fabric::{Cluster, Endpoint, Executor, ServerId, Session, SessionOptions};
+use farwood_fabric::{Cluster, Endpoint, Executor, Label, ServerId, Session, SessionOptions};
+use farwood_index::{IndexError, Pool};
 use farwood_memory::{MemoryServer, ServerConfig};
 use neighbours::Over;
 use std::future::Future;
@@ -79,6 +81,17 @@ impl Fleet {
     /// Whether time is the simulator's.
     pub(crate) fn is_virtual(&self) -> bool {
         matches!(self.place, Place::Sim { .. })
+    }
+
+    /// How clients of a command open their sessions. In a simulated world they have no label: what depends on the machine would
+    /// change what calls cost.
+    pub(crate) fn options(&self, command: &str) -> SessionOptions {
+        match self.place {
+            Place::Real(_) => {
+                SessionOptions { label: Label::of_process(command), ..SessionOptions::default() }
+            }
+            Place::Sim { .. } => SessionOptions::default(),
+        }
     }
 
     /// What a round trip takes in the simulated world when nothing else happens.
@@ -250,10 +263,10 @@ fn simulated(logics: Vec<Arc<dyn ServerLogic>>, world: &World, seed: u64) -> Res
 /// Opens a session for one client, keeps it alive while `body` runs, and closes it, also after a failure.
 pub(crate) async fn with_session<T>(
     cluster: &Cluster,
+    options: SessionOptions,
     body: impl AsyncFnOnce(&Endpoint) -> Result<T, String>,
 ) -> Result<T, String> {
-    let session =
-        Session::open(cluster, SessionOptions::default()).await.map_err(|error| error.to_string())?;
+    let session = Session::open(cluster, options).await.map_err(|error| error.to_string())?;
     let endpoint = session.endpoint().map_err(|error| error.to_string())?;
     if session.lease_ns() > 0 {
         session.keep_alive(&endpoint, session.lease_ns() / HEARTBEATS_PER_LEASE);
@@ -262,6 +275,21 @@ pub(crate) async fn with_session<T>(
     let closed = session.close(&endpoint).await.map_err(|error| error.to_string());
     let value = result?;
     closed.map(|()| value)
+}
+
+/// Joins the pool, does something, and leaves it, also after a failure.
+pub(crate) async fn with_pool<T>(
+    cluster: &Cluster,
+    options: SessionOptions,
+    body: impl AsyncFnOnce(&Pool, &Endpoint) -> Result<T, IndexError>,
+) -> Result<T, IndexError> {
+    let pool = Pool::join(cluster, options).await?;
+    let endpoint = pool.session().endpoint()?;
+    let result = body(&pool, &endpoint).await;
+    let left = pool.leave(&endpoint).await;
+    let value = result?;
+    left?;
+    Ok(value)
 }
 
 const ANOTHER_FAILED: &str = "another client failed";
@@ -294,6 +322,7 @@ impl Meeting {
 
     /// Waits until everybody has come, for the `nth` time (from 1).
     pub(crate) async fn gather(&self, endpoint: &Endpoint, nth: u32) -> Result<(), String> {
+        self.check()?;
         self.came.fetch_add(1, Ordering::SeqCst);
         while self.came.load(Ordering::SeqCst) < self.expected * nth {
             self.check()?;
@@ -302,9 +331,17 @@ impl Meeting {
         Ok(())
     }
 
-    /// Fails if another client has.
+    /// Fails if another client has, or all are to end.
     pub(crate) fn check(&self) -> Result<(), String> {
+        if interrupt::came() {
+            return Err(interrupt::SAID.to_owned());
+        }
         if self.failed.load(Ordering::SeqCst) { Err(ANOTHER_FAILED.to_owned()) } else { Ok(()) }
+    }
+
+    /// Lets the others fail at their next look.
+    pub(crate) fn call_off(&self) {
+        self.failed.store(true, Ordering::SeqCst);
     }
 
     /// How many have done what they came for.
@@ -327,7 +364,7 @@ struct Absence<'a> {
 impl Drop for Absence<'_> {
     fn drop(&mut self) {
         if !self.excused {
-            self.meeting.failed.store(true, Ordering::SeqCst);
+            self.meeting.call_off();
         }
     }
 }
@@ -344,7 +381,7 @@ mod tests {
     fn results_come_in_the_order_of_clients() {
         for fleet in fleets() {
             let results = fleet.run(3, |index, cluster| async move {
-                with_session(&cluster, async |endpoint| {
+                with_session(&cluster, SessionOptions::default(), async |endpoint| {
                     endpoint.sleep(u64::from(3 - index) * MICROSECOND).await;
                     Ok(index)
                 })
@@ -361,7 +398,7 @@ mod tests {
             let results: Vec<Result<(), String>> = fleet.run(2, |index, cluster| {
                 let meeting = Arc::clone(&meeting);
                 async move {
-                    with_session(&cluster, async |endpoint| {
+                    with_session(&cluster, SessionOptions::default(), async |endpoint| {
                         let body = async |meeting: &Meeting| {
                             if index == 1 {
                                 Err("no luck".to_owned())

@@ -77,12 +77,12 @@ pub(super) fn compete(
     contest: Contest,
 ) -> Result<Count, String> {
     let clients = clients.min(contest.most_clients());
-    let meeting = Meeting::of(clients);
+    let (meeting, options) = (Meeting::of(clients), fleet.options("litmus"));
     let notes = all(fleet.run(clients, |number, cluster| {
         let (arena, meeting) = (arena.clone(), Arc::clone(&meeting));
         async move {
             let body = async |meeting: &Meeting| {
-                with_session(&cluster, async |endpoint| {
+                with_session(&cluster, options, async |endpoint| {
                     let client =
                         Client { contest, arena, endpoint: endpoint.clone(), index: number, clients };
                     client.compete(bounds, meeting).await

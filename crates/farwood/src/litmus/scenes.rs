@@ -94,12 +94,12 @@ pub(super) fn race(
     bounds: Bounds,
     scene: Scene,
 ) -> Result<Seen, String> {
-    let meeting = Meeting::of(clients);
+    let (meeting, options) = (Meeting::of(clients), fleet.options("litmus"));
     let seen = all(fleet.run(clients, |index, cluster| {
         let (arena, meeting) = (arena.clone(), Arc::clone(&meeting));
         async move {
             let body = async |meeting: &Meeting| {
-                with_session(&cluster, async |endpoint| {
+                with_session(&cluster, options, async |endpoint| {
                     let stage = Stage { scene, arena, endpoint: endpoint.clone() };
                     if index == 0 {
                         stage.write_until_all_have_seen(clients - 1, meeting).await

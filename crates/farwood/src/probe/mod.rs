@@ -285,12 +285,12 @@ fn row(
 
 /// One slice of a row: all clients at once.
 fn slice_of(fleet: &Fleet, arena: &Arena, job: &Job, clients: u32) -> Result<Vec<Tally>, String> {
-    let meeting = Meeting::of(clients);
+    let (meeting, options) = (Meeting::of(clients), fleet.options("probe"));
     all(fleet.run(clients, |index, cluster| {
         let (job, arena, meeting) = (job.clone(), arena.clone(), Arc::clone(&meeting));
         async move {
             let body = async |meeting: &Meeting| {
-                with_session(&cluster, async |endpoint| {
+                with_session(&cluster, options, async |endpoint| {
                     measure::client(job, arena, endpoint.clone(), index, meeting).await
                 })
                 .await

@@ -2,6 +2,7 @@
 
 use super::lines::{Format, Line};
 use super::{Opened, Target, plain};
+use crate::interrupt::{self, Input};
 use crate::units::{count, things};
 use farwood_fabric::clock::RealClock;
 use farwood_gateway::envelope;
@@ -11,7 +12,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::io::{self, BufReader, BufWriter, Write};
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -92,6 +93,9 @@ impl Progress {
     }
 
     fn finish(mut self, verb: &str, as_json: bool) -> Result<ExitCode, String> {
+        if interrupt::came() {
+            eprintln!("farwood: {}; what was begun was finished", interrupt::SAID);
+        }
         self.bar.finish_and_clear();
         self.done.seconds = self.clock.now() as f64 / 1e9;
         let Done { pairs, bytes, seconds } = &self.done;
@@ -121,13 +125,10 @@ impl Opened {
 }
 
 pub(crate) fn load(Load { target, lines }: &Load) -> Result<ExitCode, String> {
-    let opened = target.open()?;
-    let mut input: Box<dyn BufRead> = match &lines.file {
-        Some(path) => {
-            Box::new(BufReader::new(File::open(path).map_err(|error| cannot("read", path, &error))?))
-        }
-        None => Box::new(io::stdin().lock()),
-    };
+    let opened = target.open("load")?;
+    let input = Input::open(lines.file.as_deref());
+    let named = lines.file.as_deref().unwrap_or(Path::new("standard input"));
+    let mut input = BufReader::new(input.map_err(|error| cannot("read", named, &error))?);
     let mut progress = Progress::new();
     let mut under_way: VecDeque<(u64, Pending<()>)> = VecDeque::new();
     let wait = |(number, pending): (u64, Pending<()>)| {
@@ -135,7 +136,12 @@ pub(crate) fn load(Load { target, lines }: &Load) -> Result<ExitCode, String> {
     };
     for number in 1.. {
         let at = |why: String| format!("pair {number}: {why}");
-        let Some(line) = lines.format.read(&mut input, number == 1).map_err(at)? else { break };
+        let line = match lines.format.read(&mut input, number == 1) {
+            // What was begun comes to its end below.
+            _ if interrupt::came() => break,
+            line => line.map_err(at)?,
+        };
+        let Some(line) = line else { break };
         let (key, value) = (opened.key(&line.key).map_err(at)?, opened.value(&line.value).map_err(at)?);
         progress.add(&key, &value);
         let stored = match line.expires_at_ms {
@@ -156,7 +162,7 @@ pub(crate) fn load(Load { target, lines }: &Load) -> Result<ExitCode, String> {
 
 pub(crate) fn dump(arguments: &Dump) -> Result<ExitCode, String> {
     let Dump { target, lines, from, to } = arguments;
-    let opened = target.open()?;
+    let opened = target.open("dump")?;
     let bound = |typed: &Option<String>| typed.as_deref().map(|typed| opened.key(typed)).transpose();
     let (from, to) = (bound(from)?, bound(to)?);
     let end = to.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
@@ -169,7 +175,7 @@ pub(crate) fn dump(arguments: &Dump) -> Result<ExitCode, String> {
     let unwritable = |error: io::Error| format!("cannot write: {error}");
     lines.format.write_head(&mut output).map_err(unwritable)?;
     let mut progress = Progress::new();
-    loop {
+    while !interrupt::came() {
         let page = opened.index.scan((start.as_ref().map(Vec::as_slice), end), PAGE).wait().map_err(plain)?;
         for (key, stored) in &page {
             lines.format.write(&opened.line(key, stored)?, &mut output).map_err(unwritable)?;

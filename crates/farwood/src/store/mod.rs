@@ -16,7 +16,8 @@ pub(crate) use bulk::{Dump, Load, dump, load};
 
 use crate::report::unless_broken_pipe;
 use crate::serve::read_token;
-use farwood_fabric::FabricError;
+use farwood_fabric::transport::url::{Access, BadUrl, PoolUrl};
+use farwood_fabric::{Cluster, FabricError, Label};
 use farwood_index::client::ClientIndex;
 use farwood_index::{AnyEngine, Client, Engine, IndexError};
 use std::io::{self, Write};
@@ -122,7 +123,7 @@ pub(crate) struct Whole {
     index: String,
 }
 
-fn plain(error: IndexError) -> String {
+pub(crate) fn plain(error: IndexError) -> String {
     match error {
         IndexError::Fabric(FabricError::Unreachable { why }) => why,
         error => error.to_string(),
@@ -130,9 +131,16 @@ fn plain(error: IndexError) -> String {
 }
 
 impl Place {
-    fn client(&self) -> Result<Client, String> {
+    /// Joins the pool, for a command of this name.
+    fn client(&self, command: &str) -> Result<Client, String> {
+        Client::labelled(&self.cluster()?, 1, Label::of_process(command)).map_err(plain)
+    }
+
+    /// Finds the servers.
+    pub(crate) fn cluster(&self) -> Result<Cluster, String> {
         let token = read_token(self.token_file.as_deref())?;
-        Client::connect(&self.url, &token, 1).map_err(plain)
+        let url: PoolUrl = self.url.parse().map_err(|bad: BadUrl| bad.to_string())?;
+        Cluster::open(&url, &Access::with_token(&token)).map_err(|error| plain(error.into()))
     }
 }
 
@@ -145,8 +153,8 @@ struct Opened {
 }
 
 impl Target {
-    fn open(&self) -> Result<Opened, String> {
-        let client = self.place.client()?;
+    fn open(&self, command: &str) -> Result<Opened, String> {
+        let client = self.place.client(command)?;
         let index = client.open(&self.index).wait().map_err(plain)?;
         let keys = self.keys.unwrap_or(match index.engine().key_bytes() {
             Some(8) => Spelling::U64,
@@ -180,12 +188,12 @@ fn code(was: bool) -> ExitCode {
 pub(crate) fn create(arguments: &Create) -> Result<ExitCode, String> {
     let Create { place, index, engine, key_bytes, value_bytes } = arguments;
     let engine = AnyEngine::named(engine, *key_bytes, *value_bytes).map_err(plain)?;
-    place.client()?.create(index, &engine).wait().map_err(plain)?;
+    place.client("create")?.create(index, &engine).wait().map_err(plain)?;
     Ok(ExitCode::SUCCESS)
 }
 
 pub(crate) fn get(Get { target, key }: &Get) -> Result<ExitCode, String> {
-    let opened = target.open()?;
+    let opened = target.open("get")?;
     let value = opened.index.get(opened.key(key)?).wait().map_err(plain)?;
     if let Some(value) = &value {
         say(&format!("{}\n", opened.values.write(value)))?;
@@ -194,7 +202,7 @@ pub(crate) fn get(Get { target, key }: &Get) -> Result<ExitCode, String> {
 }
 
 pub(crate) fn put(Put { target, key, value, if_absent }: &Put) -> Result<ExitCode, String> {
-    let opened = target.open()?;
+    let opened = target.open("put")?;
     let (key, value) = (opened.key(key)?, opened.value(value)?);
     if *if_absent {
         return opened.index.put_if_absent(key, value).wait().map(code).map_err(plain);
@@ -204,13 +212,13 @@ pub(crate) fn put(Put { target, key, value, if_absent }: &Put) -> Result<ExitCod
 }
 
 pub(crate) fn delete(Get { target, key }: &Get) -> Result<ExitCode, String> {
-    let opened = target.open()?;
+    let opened = target.open("del")?;
     opened.index.delete(opened.key(key)?).wait().map(code).map_err(plain)
 }
 
 pub(crate) fn scan(arguments: &Scan) -> Result<ExitCode, String> {
     let Scan { target, from, to, limit, reverse } = arguments;
-    let opened = target.open()?;
+    let opened = target.open("scan")?;
     let bound = |typed: &Option<String>| typed.as_deref().map(|typed| opened.key(typed)).transpose();
     let (from, to) = (bound(from)?, bound(to)?);
     let start = from.as_deref().map_or(Bound::Unbounded, Bound::Included);
@@ -227,7 +235,7 @@ pub(crate) fn scan(arguments: &Scan) -> Result<ExitCode, String> {
 }
 
 pub(crate) fn check(Whole { place, index }: &Whole) -> Result<ExitCode, String> {
-    let client = place.client()?;
+    let client = place.client("check")?;
     let opened = client.open(index).wait().map_err(plain)?;
     let objects = opened.check().wait().map_err(plain)?;
     say(&format!("index '{index}' is whole: {objects} objects in far memory\n"))?;
@@ -235,12 +243,12 @@ pub(crate) fn check(Whole { place, index }: &Whole) -> Result<ExitCode, String> 
 }
 
 pub(crate) fn drop_index(Whole { place, index }: &Whole) -> Result<ExitCode, String> {
-    place.client()?.drop_index(index).wait().map_err(plain)?;
+    place.client("drop")?.drop_index(index).wait().map_err(plain)?;
     Ok(ExitCode::SUCCESS)
 }
 
 pub(crate) fn list(place: &Place) -> Result<ExitCode, String> {
-    let names = place.client()?.indexes().wait().map_err(plain)?;
+    let names = place.client("list")?.indexes().wait().map_err(plain)?;
     say(&names.iter().flat_map(|name| [name, "\n"]).collect::<String>())?;
     Ok(ExitCode::SUCCESS)
 }

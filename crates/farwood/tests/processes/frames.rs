@@ -166,7 +166,9 @@ fn forged_introductions_are_not_let_in() {
     executor.block_on(async {
         let session = Session::open(&cluster, SessionOptions::default()).await.expect("a session");
         let endpoint = session.endpoint().expect("an endpoint");
-        let reader = Session::open(&cluster, SessionOptions { read_only: true }).await.expect("a session");
+        let reader = Session::open(&cluster, SessionOptions { read_only: true, ..SessionOptions::default() })
+            .await
+            .expect("a session");
         let honest = Introduction::of(&session, &cluster.view().servers[0]);
         let word = GlobalAddr::new(ServerId::COORDINATOR, RegionId::MAIN, 8192);
         endpoint.op().write_word(word, 5).await.expect("it is there");

@@ -3,9 +3,11 @@
 //! Servers are the binary itself. Clients that have to die are this test binary once more, with a part to play in its
 //! environment (see `parts`).
 
+mod evict;
 mod frames;
 mod hosts;
 mod idle;
+mod interrupted;
 mod kept;
 mod killed;
 mod lines;

@@ -2,12 +2,12 @@
 
 use super::parts::{INDEX, cells};
 use super::world::{Over, Servers, connect, farwood};
-use farwood_fabric::{Executor, GlobalAddr, RegionId, ServerId, SessionOptions};
+use farwood_fabric::{Executor, GlobalAddr, Label, RegionId, ServerId, SessionOptions};
 use farwood_index::{Engine, Pool};
 use serde_json::Value;
 
 /// What `farwood status` prints, and whether it is content.
-fn status(arguments: &[&str]) -> (String, bool) {
+pub(crate) fn status(arguments: &[&str]) -> (String, bool) {
     let output = farwood().arg("status").args(arguments).output().expect("it runs");
     (String::from_utf8(output.stdout).expect("text"), output.status.success())
 }
@@ -19,7 +19,9 @@ fn servers_say_who_they_are_and_who_uses_them() {
     let cluster = connect(&tcp).expect("the pool is there");
     let executor = Executor::new();
     let pool = executor.block_on(async {
-        let pool = Pool::join(&cluster, SessionOptions::default()).await.expect("joins");
+        let label = Label::new("a test of status");
+        let options = SessionOptions { label, ..SessionOptions::default() };
+        let pool = Pool::join(&cluster, options).await.expect("joins");
         let endpoint = pool.session().endpoint().expect("an endpoint");
         cells().create(&pool, &endpoint, INDEX).await.expect("creates");
         let before = parse(&status(&[&tcp, "--json"]).0);
@@ -42,6 +44,9 @@ fn servers_say_who_they_are_and_who_uses_them() {
         assert!(number(0, "batches") >= 100 && number(0, "bytes_in") > 100 && number(0, "bytes_out") > 100);
         assert_eq!(number(0, "max_sessions"), 9);
         assert_eq!(said[0]["status"]["sessions"].as_array().map(Vec::len), Some(1));
+        let session = &said[0]["status"]["sessions"][0];
+        assert_eq!((&session["label"], &session["state"]), (&label.as_str().into(), &"active".into()));
+        assert!(session["adopter"].is_null() && session["since_seconds"].as_f64() > Some(0.0), "{session}");
         assert_eq!(said[0]["status"]["indexes"][0]["name"], INDEX);
         assert!(
             number(0, "free_chunks") < number(0, "chunks") || number(1, "free_chunks") < number(1, "chunks")
@@ -51,6 +56,7 @@ fn servers_say_who_they_are_and_who_uses_them() {
     // For people, and over the other way.
     let (text, is_fine) = status(&[&shm]);
     assert!(is_fine && text.contains("sessions   1 of 9, leases never end"), "{text}");
+    assert!(text.contains("for ever") && text.contains("active  a test of status"), "{text}");
     assert!(text.contains(&format!("'{INDEX}', cells, ready")), "{text}");
     drop(pool);
     executor.clear();
@@ -62,7 +68,7 @@ fn servers_say_who_they_are_and_who_uses_them() {
     assert!(said[0]["error"].as_str().is_some_and(|why| why.contains("no server listens")), "{said}");
 }
 
-fn parse(text: &str) -> Value {
+pub(crate) fn parse(text: &str) -> Value {
     serde_json::from_str(text).expect("JSON")
 }
 

@@ -27,7 +27,7 @@ use crate::api::{IndexError, KeyValue};
 use crate::engine::AnyEngine;
 use crate::index::Index;
 use farwood_fabric::transport::url::{Access, BadUrl, PoolUrl};
-use farwood_fabric::{Cluster, FabricError};
+use farwood_fabric::{Cluster, FabricError, Label};
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
@@ -49,7 +49,12 @@ pub struct ClientIndex {
 impl Client {
     /// A client of a pool, with `threads` threads of its own. Blocks until its session is open.
     pub fn new(cluster: &Cluster, threads: usize) -> Result<Self, IndexError> {
-        Ok(Self { workers: Arc::new(Workers::start(cluster, threads.max(1))?) })
+        Self::labelled(cluster, threads, Label::of_process("client"))
+    }
+
+    /// The same, known to people who look at the pool by a label of its own.
+    pub fn labelled(cluster: &Cluster, threads: usize, label: Label) -> Result<Self, IndexError> {
+        Ok(Self { workers: Arc::new(Workers::start(cluster, threads.max(1), label)?) })
     }
 
     /// The same for servers that run, by their URL: `tcp://HOST:PORT,...`, `verbs://HOST:PORT,...` or

@@ -7,7 +7,7 @@ use crate::Pool;
 use crate::api::{IndexError, KeyValue, OrderedIndex};
 use crate::engine::AnyEngine;
 use crate::index::{Handle, Index};
-use farwood_fabric::{Cluster, Endpoint, Executor, SessionOptions};
+use farwood_fabric::{Cluster, Endpoint, Executor, Label, SessionOptions};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -146,12 +146,12 @@ pub(super) struct Workers {
 impl Workers {
     /// Starts the threads; returns when the session is open and each has its endpoint.
     #[expect(clippy::disallowed_methods, reason = "operations run on threads of the client's own")]
-    pub(super) fn start(cluster: &Cluster, threads: usize) -> Result<Self, IndexError> {
+    pub(super) fn start(cluster: &Cluster, threads: usize, label: Label) -> Result<Self, IndexError> {
         let queue = Arc::<Queue>::default();
         let mut workers = Self { queue: Arc::clone(&queue), threads: Vec::new() };
         let (opened, is_open) = channel();
         let (cluster, first) = (cluster.clone(), Arc::clone(&queue));
-        let first = std::thread::spawn(move || lead(&cluster, &first, &opened));
+        let first = std::thread::spawn(move || lead(&cluster, label, &first, &opened));
         let pool = is_open.recv().unwrap_or(Err(IndexError::Unknown));
         let result = pool.and_then(|pool| {
             for _ in 1..threads {
@@ -188,11 +188,12 @@ impl Drop for Workers {
 }
 
 /// The first thread.
-fn lead(cluster: &Cluster, queue: &Queue, opened: &Sender<Result<Pool, IndexError>>) {
+fn lead(cluster: &Cluster, label: Label, queue: &Queue, opened: &Sender<Result<Pool, IndexError>>) {
     let executor = Executor::new();
     executor.block_on(async {
         let joined = async {
-            let pool = Pool::join(cluster, SessionOptions::default()).await?;
+            let options = SessionOptions { label, ..SessionOptions::default() };
+            let pool = Pool::join(cluster, options).await?;
             let endpoint = pool.session().endpoint()?;
             Ok((pool, endpoint))
         };

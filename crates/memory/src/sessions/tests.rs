@@ -216,7 +216,9 @@ fn a_restart_ends_sessions_but_remembers_them() {
     table.publish(&memory, session, Progress { oldest_pin: 7, flushed: 3 });
     let (mut table, living) = SessionTable::load(&memory, &config).unwrap();
     assert_eq!(living, [(session, Progress { oldest_pin: 7, flushed: 3 })]);
-    assert_eq!(table.list(0), [Listed { session, term, state: SessionState::Active, lease_left_ns: 0 }]);
+    let listed =
+        Listed { session, term, state: SessionState::Active, lease_left_ns: 0, adopter: SessionId::NONE };
+    assert_eq!(table.list(0), [listed]);
     assert_eq!(
         table.check_active(session, table.term(session)),
         Err(ControlError::SessionFenced { session })

@@ -1,6 +1,7 @@
 //! Calls: at most once, in order, bounded, and deaf to garbage.
 
 use crate::driver::{World, outcome, refused, s, understand};
+use farwood_fabric::Label;
 use farwood_fabric::addr::{RegionId, ServerId, SessionId};
 use farwood_fabric::call::{Call, CallError, CallId};
 use farwood_fabric::control::{ControlError, Reply, Request};
@@ -115,7 +116,8 @@ fn unknown_procedures_and_strangers_are_refused() {
 #[test]
 fn a_repeated_open_is_answered_with_the_same_session() {
     let mut world = world();
-    let call = world.control(SessionId::NONE, &Request::OpenSession { read_only: false, reaper: false });
+    let call =
+        world.control(SessionId::NONE, &Request::OpenSession { read_only: false, reaper: false, label: Label::default() });
     let first = world.send(&call);
     assert!(matches!(first[..], [HostAction::Admit { .. }, HostAction::Reply { .. }]), "{first:?}");
     let first = outcome(&call, first);
@@ -135,16 +137,61 @@ fn a_repeated_open_is_answered_with_the_same_session() {
     assert_eq!(outcome(&call, world.send(&call)), first, "a late repeat does not open another session");
 
     let (me, _) = world.open().unwrap();
-    assert!(crate::driver::is_bad_request(&world.ask(me, Request::OpenSession { read_only: false, reaper: false })));
+    assert!(crate::driver::is_bad_request(
+        &world.ask(me, Request::OpenSession { read_only: false, reaper: false, label: Label::default() })
+    ));
     let Ok(Reply::Sessions { sessions }) = world.ask(me, Request::ListSessions {}) else { panic!() };
     assert_eq!(sessions.iter().map(|info| (info.session, info.term)).collect::<Vec<_>>(), [(me, 4)]);
+}
+
+#[test]
+fn an_eviction_ends_one_holder_of_a_number_whose_lease_runs() {
+    let mut world = world();
+    let ((a, term, _), (b, _)) = (world.open_with_term().unwrap(), world.open().unwrap());
+    let early = world.ask(b, Request::BeginFence { victim: a, force: false });
+    assert!(matches!(early, Err(CallError::Control(ControlError::LeaseAlive { .. }))), "{early:?}");
+    let other = Err(CallError::Control(ControlError::NoSuchSession { session: a }));
+    for wrong in [0, term + 1, u64::MAX] {
+        assert_eq!(world.ask(b, Request::Evict { victim: a, term: wrong }), other, "another holder's term");
+    }
+    world.ask(a, Request::ListSessions {}).expect("it was not touched");
+    assert_eq!(world.ask(b, Request::Evict { victim: a, term }), Ok(Reply::Victim { term }));
+    let fenced = Err(CallError::Control(ControlError::SessionFenced { session: a }));
+    assert_eq!(world.ask(a, Request::ListSessions {}), fenced);
+    assert_eq!(world.ask(b, Request::Evict { victim: a, term }), Ok(Reply::Victim { term }), "again");
+    world.done(b, Request::CompleteFence { victim: a, term });
+}
+
+#[test]
+fn sessions_are_listed_with_who_they_are_and_who_adopts_them() {
+    let mut world = world();
+    let label = Label::new("load pid 99 on here");
+    let call = world.control(SessionId::NONE, &Request::OpenSession { read_only: false, label });
+    let opened = understand(outcome(&call, world.send(&call)));
+    let Ok(Reply::Session { session: loader, term, .. }) = opened else { panic!("{opened:?}") };
+    let (me, _) = world.open().unwrap();
+    world.now += 40;
+    let listed = |world: &mut World| {
+        let Ok(Reply::Sessions { sessions }) = world.ask(me, Request::ListSessions {}) else { panic!() };
+        sessions.into_iter().find(|info| info.session == loader).expect("it is there")
+    };
+    let found = listed(&mut world);
+    assert_eq!((found.label, found.adopter), (label, SessionId::NONE));
+    assert!(found.since_ns >= 40, "{found:?}");
+
+    world.ask(me, Request::BeginFence { victim: loader, force: true }).unwrap();
+    world.done(me, Request::CompleteFence { victim: loader, term });
+    world.ask(me, Request::BeginAdopt { victim: loader }).unwrap();
+    let found = listed(&mut world);
+    assert_eq!((found.label, found.adopter), (label, me), "it is still known by its label");
 }
 
 #[test]
 fn a_refused_open_may_be_tried_again_under_another_name() {
     let mut world = world();
     let full: Vec<_> = (0..4).map(|_| world.open().unwrap().0).collect();
-    let call = world.control(SessionId::NONE, &Request::OpenSession { read_only: false, reaper: false });
+    let call =
+        world.control(SessionId::NONE, &Request::OpenSession { read_only: false, reaper: false, label: Label::default() });
     let refusal = Err(CallError::Control(ControlError::SessionsFull { max: 4 }));
     assert_eq!(outcome(&call, world.send(&call)), refusal);
     world.done(full[0], Request::CloseSession {});

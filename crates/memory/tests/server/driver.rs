@@ -1,5 +1,6 @@
 //! A server on memory made of vectors, driven by one call at a time.
 
+use farwood_fabric::Label;
 use farwood_fabric::addr::SessionId;
 use farwood_fabric::call::{Call, CallError, CallId, CallOutcome};
 use farwood_fabric::clock::Nanos;
@@ -92,7 +93,7 @@ impl<M: ServerMemory> World<M> {
     }
 
     pub(crate) fn open_with_term(&mut self) -> Result<(SessionId, u64, Epochs), CallError> {
-        match self.ask(SessionId::NONE, Request::OpenSession { read_only: false, reaper: false })? {
+        match self.ask(SessionId::NONE, Request::OpenSession { read_only: false, reaper: false, label: Label::default() })? {
             Reply::Session { session, term, epochs, .. } => Ok((session, term, epochs)),
             other => panic!("{other:?}"),
         }

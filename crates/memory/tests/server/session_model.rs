@@ -2,6 +2,7 @@
 //! by anybody, at any time, with the right term, a late one or one from the future, through restarts.
 
 use crate::driver::{World, outcome, refused, s, understand};
+use farwood_fabric::Label;
 use farwood_fabric::addr::{RegionId, ServerId, SessionId};
 use farwood_fabric::call::CallError;
 use farwood_fabric::control::{ControlError, JOURNAL_BYTES, Reply, Request};
@@ -303,7 +304,9 @@ impl Side {
     }
 
     fn open(&mut self) {
-        let call = self.world.control(SessionId::NONE, &Request::OpenSession { read_only: false, reaper: false });
+        let call = self
+            .world
+            .control(SessionId::NONE, &Request::OpenSession { read_only: false, reaper: false, label: Label::default() });
         let actions = self.world.send(&call);
         let admitted = actions.iter().find_map(|action| match action {
             HostAction::Admit { session, term, permissions } => Some((*session, *term, *permissions)),
@@ -480,7 +483,8 @@ proptest! {
 #[test]
 fn a_session_that_only_reads_is_held_to_it() {
     let mut world = World::new(ServerConfig::tiny(ServerId::new(0), 1, 2));
-    let call = world.control(SessionId::NONE, &Request::OpenSession { read_only: true, reaper: false });
+    let call =
+        world.control(SessionId::NONE, &Request::OpenSession { read_only: true, reaper: false, label: Label::default() });
     let actions = world.send(&call);
     assert!(matches!(actions[0], HostAction::Admit { permissions: Permissions::READ, .. }));
     let Ok(Reply::Session { session, .. }) = understand(outcome(&call, actions)) else { panic!() };

@@ -389,7 +389,8 @@ impl Client {
 
     /// A session of this process besides the client's own; nothing keeps it alive.
     pub(super) async fn another_session(&self, read_only: bool) -> Result<(Session, Endpoint), Failure> {
-        let session = Session::open(&self.cluster, SessionOptions { read_only, ..SessionOptions::default() }).await?;
+        let session =
+            Session::open(&self.cluster, SessionOptions { read_only, ..SessionOptions::default() }).await?;
         let endpoint = session.endpoint()?;
         Ok((session, endpoint))
     }
