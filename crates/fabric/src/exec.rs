@@ -47,6 +47,9 @@ thread_local! {
     static CURRENT: RefCell<Option<Executor>> = const { RefCell::new(None) };
 }
 
+/// How often all tasks are dropped before an executor counts as cleared.
+const MAX_CLEARINGS: u32 = 8;
+
 /// A lock whose holder cannot leave broken state behind: a poisoned one is simply taken over.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -680,8 +683,14 @@ impl Executor {
     /// Drops all tasks. What they own (endpoints) refers back to the executor, so without this they keep each other alive:
     /// call it when a thread is done with its executor.
     pub fn clear(&self) {
-        let tasks = std::mem::take(&mut *self.inner.tasks.borrow_mut());
-        drop(tasks);
+        // What is dropped may leave a task behind that would have settled it. Such a task leaves none itself.
+        for _ in 0..MAX_CLEARINGS {
+            let tasks = std::mem::take(&mut *self.inner.tasks.borrow_mut());
+            if tasks.is_empty() {
+                break;
+            }
+            drop(tasks);
+        }
         self.inner.timers.borrow_mut().clear();
     }
 }

@@ -79,7 +79,8 @@ impl Pool {
         let session = Session::open(cluster, options).await?;
         let heap = Heap::new(&session, sabotage);
         let intents = Intents::new(&session);
-        let (recovering, acquisitions, open) = (Arc::default(), Arc::default(), Arc::default());
+        let (recovering, open) = (Arc::default(), Arc::default());
+        let acquisitions = Arc::new(AtomicU32::new(first_acquisition(session.term())));
         Ok(Self { session, heap, intents, recovering, acquisitions, open })
     }
 
@@ -226,8 +227,10 @@ impl Pool {
     /// Leaves the pool. If retired objects could not be freed, because an operation elsewhere may still reach them, the session
     /// is not closed but fenced: its journal stays, and whoever recovers it next takes them over. Returns how many.
     pub async fn leave(self, endpoint: &Endpoint) -> Result<usize, FabricError> {
+        // Whatever dropped futures left comes to its end first.
+        let is_settled = self.session.settled(endpoint).await;
         let left = self.heap.close(endpoint).await?;
-        if left == 0 {
+        if left == 0 && is_settled {
             self.session.close(endpoint).await?;
         } else {
             let victim = self.session.id();
@@ -236,6 +239,12 @@ impl Pool {
         }
         Ok(left)
     }
+}
+
+/// The number of a session's first acquisition. Those of one term are far from those of the next, since session numbers are used again:
+/// a lock word of the one must not be taken for the other's.
+fn first_acquisition(term: u64) -> u32 {
+    u32::try_from(term.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).unwrap_or(0)
 }
 
 /// Whether a session is not, or no longer, ours to recover.

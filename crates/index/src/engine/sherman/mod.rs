@@ -182,7 +182,7 @@ impl Engine for Sherman {
 
     fn heap_sabotage(&self) -> heap::Sabotage {
         let Sabotage { reuse_without_epoch, zero_freed, .. } = self.config.sabotage;
-        heap::Sabotage { reuse_without_epoch, zero_freed }
+        heap::Sabotage { reuse_without_epoch, zero_freed, ..heap::Sabotage::default() }
     }
 
     fn value_bytes(&self) -> RangeInclusive<usize> {
@@ -270,6 +270,7 @@ impl Sherman {
             unlock_before_write_back: sabotage.unlock_before_write_back,
             handover_before_completion: sabotage.handover_before_completion,
             plain_masked_release: sabotage.plain_masked_release,
+            forget_when_dropped: sabotage.forget_when_dropped,
             ..Mistakes::default()
         };
         Locks::new(

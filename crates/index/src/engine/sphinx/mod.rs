@@ -137,8 +137,9 @@ impl Sphinx {
             lock_and_read: true,
             faa_release: false,
         };
-        let unlock_inside_payload = self.config.sabotage.unlock_inside_payload;
-        Locks::new(pool, table, manner, Mistakes { unlock_inside_payload, ..Mistakes::default() })
+        let config::Sabotage { unlock_inside_payload, forget_when_dropped, .. } = self.config.sabotage;
+        let mistakes = Mistakes { unlock_inside_payload, forget_when_dropped, ..Mistakes::default() };
+        Locks::new(pool, table, manner, mistakes)
     }
 }
 
@@ -217,6 +218,7 @@ impl Engine for Sphinx {
     fn heap_sabotage(&self) -> heap::Sabotage {
         heap::Sabotage {
             reuse_without_epoch: self.config.sabotage.reuse_without_epoch,
+            reuse_in_doubt: self.config.sabotage.reuse_in_doubt,
             // Hints lead to nodes that are gone, and find what is left of them.
             zero_freed: false,
         }
