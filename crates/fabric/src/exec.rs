@@ -313,13 +313,14 @@ impl Executor {
 
     /// Waits until the executor's clock says `at`.
     pub async fn sleep_until(&self, at: Nanos) {
-        let mut registered = false;
+        let mut registered: Option<Waker> = None;
         std::future::poll_fn(|context| {
             if self.now() >= at {
                 return Poll::Ready(());
             }
-            if !registered {
-                registered = true;
+            // Another task may poll it than the last time.
+            if !registered.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+                registered = Some(context.waker().clone());
                 let made = self.inner.timers_made.get();
                 self.inner.timers_made.set(made + 1);
                 let timer = Timer { at, made, waker: context.waker().clone() };

@@ -227,10 +227,10 @@ impl Pool {
     /// Leaves the pool. If retired objects could not be freed, because an operation elsewhere may still reach them, the session
     /// is not closed but fenced: its journal stays, and whoever recovers it next takes them over. Returns how many.
     pub async fn leave(self, endpoint: &Endpoint) -> Result<usize, FabricError> {
-        // Whatever dropped futures left comes to its end first.
+        // Whatever dropped futures left comes to its end first; if it does not, others recover this session.
         let is_settled = self.session.settled(endpoint).await;
-        let left = self.heap.close(endpoint).await?;
-        if left == 0 && is_settled {
+        let left = if is_settled { self.heap.close(endpoint).await? } else { 0 };
+        if is_settled && left == 0 {
             self.session.close(endpoint).await?;
         } else {
             let victim = self.session.id();

@@ -4,7 +4,7 @@
 //!
 //! 1. Wait until nothing of what the operation posted can land any more ([`Endpoint::quiet`]).
 //! 2. If the lock is still ours: carry out again what the operation had begun to write, all of it, as a lost completion would have made it
-//!    do; then free the lock by CAS. If the lock is not ours, the release had landed and all before it, or it was never taken.
+//!    do; then free the lock as any holder does. If the lock is not ours, the release had landed and all before it, or it was never taken.
 //! 3. End the local turn, so that the next in the queue takes the lock anew and reads what it protects.
 //!
 //! What was written before the operation began to give the lock back is left as it is: a node under its lock can be mended after any WRITE.
@@ -299,9 +299,14 @@ async fn attempt(op: &Op, parcel: &Parcel) -> Result<(), FabricError> {
         }
     }
     for Grasp { at, word, .. } in held {
-        let mut batch = Batch::new(at.addr.server());
-        batch.push(at.swap(*word, 0));
-        op.submit(batch).await.map_err(|failure| failure.error)?;
+        if at.mask == u64::MAX {
+            // Not by CAS: the next holder may release it by a WRITE while that is still on its way, and the WRITE would be lost (rule 4).
+            op.write_word(at.addr, 0).await?;
+        } else {
+            let mut batch = Batch::new(at.addr.server());
+            batch.push(at.swap(*word, 0));
+            op.submit(batch).await.map_err(|failure| failure.error)?;
+        }
     }
     Ok(())
 }
