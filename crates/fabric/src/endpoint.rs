@@ -11,8 +11,9 @@ use crate::caps::Capabilities;
 use crate::clock::Nanos;
 use crate::company::Company;
 use crate::control::{ControlError, Reply, Request};
+use crate::doubt::Doubts;
 use crate::error::FabricError;
-use crate::exec::{Executor, JoinHandle};
+use crate::exec::{Executor, GroupId, JoinHandle};
 use crate::mem::Words;
 use crate::pins::Pins;
 use crate::procedure::{ProcedureContext, ProcedureId, ProcedureSet};
@@ -42,27 +43,28 @@ const BATCHES_PER_TURN: u32 = 128;
 /// A client thread's access to far memory. Clones are the same endpoint.
 #[derive(Clone)]
 pub struct Endpoint {
-    inner: Rc<Inner>,
+    pub(crate) inner: Rc<Inner>,
     /// The costs of all operations that ended on this handle and its clones.
     totals: Rc<Cell<OpStats>>,
 }
 
-struct Inner {
-    link: Link,
+pub(crate) struct Inner {
+    pub(crate) link: Link,
     session: SessionId,
     term: u64,
     /// The session, unless this endpoint only opens one or runs a procedure.
-    owner: Option<Session>,
+    pub(crate) owner: Option<Session>,
     number: u64,
-    executor: Executor,
+    pub(crate) executor: Executor,
+    /// Whose tasks it works for: what it settles in the background ends with them.
+    pub(crate) group: GroupId,
     pool: BufPool,
-    pins: Pins,
+    pub(crate) pins: Pins,
     calls: RefCell<Calls>,
     turn: Cell<u32>,
     company: Company,
     skew: ClockSkew,
-    /// Batches whose ticket was dropped while they were in flight, each with the epoch that it keeps pinned.
-    orphans: RefCell<Vec<(Posted, u64)>>,
+    pub(crate) doubts: Doubts,
 }
 
 /// How a process's clock differs from true time; none outside the simulator.
@@ -138,13 +140,14 @@ impl Endpoint {
                 owner,
                 number,
                 executor: executor.clone(),
+                group: executor.group(),
                 pool,
                 pins,
                 calls: RefCell::default(),
                 turn: Cell::new(BATCHES_PER_TURN),
                 company: Company::default(),
                 skew,
-                orphans: RefCell::default(),
+                doubts: Doubts::default(),
             }),
             totals: Rc::default(),
         }
@@ -234,14 +237,6 @@ impl Endpoint {
         Self { inner: Rc::clone(&self.inner), totals: Rc::default() }
     }
 
-    /// Re-establishes the connection to `server` after an unknown outcome. The old connection is fenced first: nothing
-    /// that was in flight on it lands later.
-    pub async fn reconnect(&self, server: ServerId) -> Result<(), FabricError> {
-        self.inner.link.reconnect(server).await?;
-        self.inner.pins.clear_unknown(server);
-        Ok(())
-    }
-
     /// Lets this endpoint answer calls to its session with `procedures`. The task runs until the session ends.
     pub fn serve(&self, procedures: ProcedureSet) {
         let inbox = self.inner.link.serve();
@@ -277,35 +272,6 @@ impl Endpoint {
                 });
             }
         });
-    }
-
-    /// Unpins the epochs of dropped tickets whose batches have completed.
-    fn reap_orphans(&self) {
-        if self.inner.orphans.borrow().is_empty() {
-            return;
-        }
-        let mut orphans = self.inner.orphans.take();
-        orphans.retain_mut(|(posted, epoch)| {
-            match Pin::new(posted).poll(&mut Context::from_waker(Waker::noop())) {
-                Poll::Ready(result) => {
-                    self.hold_if_unknown(&result, *epoch);
-                    self.inner.pins.unpin(*epoch);
-                    false
-                }
-                Poll::Pending => true,
-            }
-        });
-        self.inner.orphans.borrow_mut().extend(orphans);
-    }
-
-    /// A verb that may still land keeps its epoch pinned until the connection is fenced.
-    #[inline]
-    fn hold_if_unknown(&self, result: &BatchResult, epoch: u64) {
-        if let Err(failure) = result {
-            if let FabricError::Unknown { server } = failure.error {
-                self.inner.pins.hold_unknown(server, epoch);
-            }
-        }
     }
 
     /// Adds a WRITE of bytes to a batch, in the way that suits their length.
@@ -346,7 +312,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // An endpoint that goes away in the middle of verbs leaves its pins to the session, which holds them until it is
         // closed or fenced: only then is it certain that nothing lands.
-        if self.orphans.get_mut().is_empty() {
+        if !self.doubts.are_flying() {
             self.pins.retire();
         }
     }
@@ -406,7 +372,12 @@ impl Op {
     /// Posts a batch now; its ticket is awaited later, or dropped, which detaches it.
     pub fn post(&self, batch: Batch) -> Ticket<'_> {
         let inner = &self.endpoint.inner;
-        let round_trips = batch.round_trips();
+        let (server, round_trips) = (batch.server(), batch.round_trips());
+        if inner.owner.as_ref().is_some_and(Session::is_condemned) {
+            let refused =
+                BatchFailure::refused(FabricError::Fenced { session: inner.session }, 0, batch.len());
+            return Ticket::refused(self, refused);
+        }
         let checked = inner.link.table(batch.server()).map_err(|error| (0, error));
         let posted = match checked.and_then(|table| batch.check(table, inner.link.capabilities())) {
             Ok(()) => {
@@ -415,7 +386,7 @@ impl Op {
             }
             Err((at, error)) => return Ticket::refused(self, BatchFailure::refused(error, at, batch.len())),
         };
-        Ticket { op: self, posted, round_trips, taken: false }
+        Ticket { op: self, posted, server, round_trips, taken: false }
     }
 
     /// Submits a batch and waits for it.
@@ -753,13 +724,20 @@ impl fmt::Debug for Op {
 pub struct Ticket<'op> {
     op: &'op Op,
     posted: Posted,
+    server: ServerId,
     round_trips: u64,
     taken: bool,
 }
 
 impl<'op> Ticket<'op> {
     fn refused(op: &'op Op, failure: Box<BatchFailure>) -> Self {
-        Self { op, posted: Posted::Ready(Err(failure)), round_trips: 0, taken: false }
+        Self {
+            op,
+            posted: Posted::Ready(Err(failure)),
+            server: ServerId::COORDINATOR,
+            round_trips: 0,
+            taken: false,
+        }
     }
 
     /// The result, if it has come.
@@ -797,10 +775,7 @@ impl Drop for Ticket<'_> {
         let endpoint = &self.op.endpoint;
         match std::mem::replace(&mut self.posted, Posted::Taken) {
             Posted::Ready(result) => endpoint.hold_if_unknown(&result, self.op.epoch),
-            posted => {
-                endpoint.inner.pins.pin(self.op.epoch);
-                endpoint.inner.orphans.borrow_mut().push((posted, self.op.epoch));
-            }
+            posted => endpoint.give_up(posted, self.server, self.op.epoch),
         }
     }
 }

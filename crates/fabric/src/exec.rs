@@ -47,6 +47,9 @@ thread_local! {
     static CURRENT: RefCell<Option<Executor>> = const { RefCell::new(None) };
 }
 
+/// How often all tasks are dropped before an executor counts as cleared.
+const MAX_CLEARINGS: u32 = 8;
+
 /// A lock whose holder cannot leave broken state behind: a poisoned one is simply taken over.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -310,13 +313,14 @@ impl Executor {
 
     /// Waits until the executor's clock says `at`.
     pub async fn sleep_until(&self, at: Nanos) {
-        let mut registered = false;
+        let mut registered: Option<Waker> = None;
         std::future::poll_fn(|context| {
             if self.now() >= at {
                 return Poll::Ready(());
             }
-            if !registered {
-                registered = true;
+            // Another task may poll it than the last time.
+            if !registered.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+                registered = Some(context.waker().clone());
                 let made = self.inner.timers_made.get();
                 self.inner.timers_made.set(made + 1);
                 let timer = Timer { at, made, waker: context.waker().clone() };
@@ -680,8 +684,14 @@ impl Executor {
     /// Drops all tasks. What they own (endpoints) refers back to the executor, so without this they keep each other alive:
     /// call it when a thread is done with its executor.
     pub fn clear(&self) {
-        let tasks = std::mem::take(&mut *self.inner.tasks.borrow_mut());
-        drop(tasks);
+        // What is dropped may leave a task behind that would have settled it. Such a task leaves none itself.
+        for _ in 0..MAX_CLEARINGS {
+            let tasks = std::mem::take(&mut *self.inner.tasks.borrow_mut());
+            if tasks.is_empty() {
+                break;
+            }
+            drop(tasks);
+        }
         self.inner.timers.borrow_mut().clear();
     }
 }

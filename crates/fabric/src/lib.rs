@@ -24,6 +24,7 @@ pub mod caps;
 pub mod clock;
 pub mod company;
 pub mod control;
+mod doubt;
 pub mod endpoint;
 pub mod error;
 pub mod exec;

@@ -43,8 +43,17 @@ struct Held {
     /// Epoch and number of operations, oldest first.
     running: VecDeque<(u64, u32)>,
     /// Epochs of verbs with an unknown outcome, by server, until the connection is fenced.
-    unknown: Vec<(ServerId, u64)>,
+    unknown: Vec<Unknown>,
     published: u64,
+}
+
+/// A verb that may still land.
+#[derive(Debug)]
+struct Unknown {
+    server: ServerId,
+    epoch: u64,
+    /// Its place among all verbs of the endpoint that were given up.
+    number: u64,
 }
 
 impl Pins {
@@ -88,16 +97,21 @@ impl Pins {
     }
 
     /// Keeps `epoch` pinned until the connection to `server` is fenced.
-    pub(crate) fn hold_unknown(&self, server: ServerId, epoch: u64) {
+    pub(crate) fn hold_unknown(&self, server: ServerId, epoch: u64, number: u64) {
         let mut held = self.held.borrow_mut();
-        held.unknown.push((server, epoch));
+        held.unknown.push(Unknown { server, epoch, number });
         self.publish(&mut held);
+    }
+
+    /// Whether a verb of a number below `below` may still land on `server`.
+    pub(crate) fn is_unknown(&self, server: ServerId, below: u64) -> bool {
+        self.held.borrow().unknown.iter().any(|one| one.server == server && one.number < below)
     }
 
     /// The connection to `server` was fenced.
     pub(crate) fn clear_unknown(&self, server: ServerId) {
         let mut held = self.held.borrow_mut();
-        held.unknown.retain(|(at, _)| *at != server);
+        held.unknown.retain(|one| one.server != server);
         self.publish(&mut held);
     }
 
@@ -110,7 +124,7 @@ impl Pins {
 
     fn publish(&self, held: &mut Held) {
         let running = held.running.front().map_or(IDLE, |(epoch, _)| *epoch);
-        let oldest = held.unknown.iter().map(|(_, epoch)| *epoch).min().unwrap_or(IDLE).min(running);
+        let oldest = held.unknown.iter().map(|one| one.epoch).min().unwrap_or(IDLE).min(running);
         if oldest != held.published {
             held.published = oldest;
             if let Some(slot) = &self.slot {
@@ -149,10 +163,11 @@ mod tests {
         let pins = Pins::new(Arc::clone(&slot));
         let (a, b) = (ServerId::new(0), ServerId::new(1));
         pins.pin(7);
-        pins.hold_unknown(a, 7);
+        pins.hold_unknown(a, 7, 3);
         pins.unpin(7);
         pins.pin(9);
         assert_eq!(slot.oldest(), 7);
+        assert!(pins.is_unknown(a, 4) && !pins.is_unknown(a, 3) && !pins.is_unknown(b, 4));
         pins.clear_unknown(b);
         assert_eq!(slot.oldest(), 7, "another server's fence changes nothing");
         pins.clear_unknown(a);

@@ -22,7 +22,7 @@
 //! begins now cannot find the object.
 
 use crate::addr::{GlobalAddr, ServerId, SessionId};
-use crate::clock::Nanos;
+use crate::clock::{Nanos, SECOND};
 use crate::control::{ChunkInfo, Chore, Epochs, IndexId, Reply, Request, SessionInfo, SessionWord};
 use crate::endpoint::{Endpoint, Op};
 use crate::error::FabricError;
@@ -32,8 +32,14 @@ use crate::marks;
 use crate::pins::{IDLE, PinSlot};
 use crate::transport::Cluster;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+
+/// How many leases a session tries to settle what is unknown; and how long, if its lease never ends.
+const PATIENCE_LEASES: u64 = 4;
+const PATIENCE_NS: Nanos = 10 * SECOND;
+/// How often it is looked whether all is settled.
+const SETTLED_EVERY_NS: Nanos = 10_000;
 
 /// How a session is opened.
 #[derive(Clone, Copy, Default, Debug)]
@@ -67,8 +73,11 @@ struct Inner {
     /// Flushes up to this one are through everywhere.
     flushed_through: AtomicU64,
     fenced: AtomicBool,
-    closed: AtomicBool,
+    /// It could not settle what it left behind: see [`Session::condemn`].
     condemned: AtomicBool,
+    /// Settlements under way.
+    settling: AtomicUsize,
+    closed: AtomicBool,
     next_endpoint: AtomicU64,
     pins: Mutex<Vec<Arc<PinSlot>>>,
     flush: Mutex<Flush>,
@@ -118,6 +127,18 @@ pub struct Estate {
     pub journals: Vec<GlobalAddr>,
 }
 
+/// A settlement under way.
+#[derive(Debug)]
+pub(crate) struct Settling {
+    session: Session,
+}
+
+impl Drop for Settling {
+    fn drop(&mut self) {
+        self.session.inner.settling.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 impl Session {
     /// Opens a session on every server of the pool. Runs on the current thread's executor.
     pub async fn open(cluster: &Cluster, options: SessionOptions) -> Result<Self, FabricError> {
@@ -159,8 +180,9 @@ impl Session {
             safe: AtomicU64::new(epochs.safe),
             flushed_through: AtomicU64::new(epochs.flushed_through),
             fenced: AtomicBool::new(false),
-            closed: AtomicBool::new(false),
             condemned: AtomicBool::new(false),
+            settling: AtomicUsize::new(0),
+            closed: AtomicBool::new(false),
             next_endpoint: AtomicU64::new(0),
             pins: Mutex::default(),
             flush: Mutex::new(Flush { dropped: epochs.flush, done: epochs.flush, ..Flush::default() }),
@@ -216,25 +238,56 @@ impl Session {
         self.inner.epoch.load(Ordering::SeqCst)
     }
 
-    /// Whether the session is known to have been fenced.
+    /// Whether the session is known to have been fenced, or has condemned itself, which comes to the same.
     pub fn is_fenced(&self) -> bool {
-        self.inner.fenced.load(Ordering::SeqCst)
+        self.inner.fenced.load(Ordering::SeqCst) || self.is_condemned()
+    }
+
+    /// Gives the session up: it holds something, a lock or a verb that may still land, that it cannot settle by itself. Its
+    /// operations fail with `Fenced` from now on and its heartbeats end. Whoever keeps it alive fences it, and others recover it.
+    pub fn condemn(&self) {
+        if !self.inner.condemned.swap(true, Ordering::SeqCst) {
+            marks::hit("session_condemned");
+        }
+    }
+
+    /// Whether the session has given itself up.
+    #[inline]
+    pub fn is_condemned(&self) -> bool {
+        self.inner.condemned.load(Ordering::Relaxed)
+    }
+
+    /// How long a session tries to settle what is unknown before it condemns itself: longer than a lease, so that a server that
+    /// is silent for a moment costs nobody his session.
+    pub fn patience_ns(&self) -> Nanos {
+        match self.inner.lease_ns {
+            0 => PATIENCE_NS,
+            lease => lease.saturating_mul(PATIENCE_LEASES),
+        }
+    }
+
+    /// Counts a settlement: work that goes on in the background because its operation was dropped or came to an unknown end.
+    pub(crate) fn settling(&self) -> Settling {
+        self.inner.settling.fetch_add(1, Ordering::SeqCst);
+        Settling { session: self.clone() }
+    }
+
+    /// Waits until nothing is left to be settled, at most as long as the session's patience. Whether nothing is; if something
+    /// is, the session must be fenced rather than closed.
+    pub async fn settled(&self, endpoint: &Endpoint) -> bool {
+        let end = endpoint.now().saturating_add(self.patience_ns());
+        while self.inner.settling.load(Ordering::SeqCst) > 0 && !self.is_fenced() {
+            if endpoint.now() >= end {
+                return false;
+            }
+            endpoint.sleep(SETTLED_EVERY_NS).await;
+        }
+        self.inner.settling.load(Ordering::SeqCst) == 0 && !self.is_condemned()
     }
 
     /// Whether the session was closed from here.
     pub fn is_closed(&self) -> bool {
         self.inner.closed.load(Ordering::SeqCst)
-    }
-
-    /// Gives the session up: something that it has in far memory cannot be settled from here, so others have to recover it. Whoever
-    /// keeps it alive fences it.
-    pub fn condemn(&self) {
-        self.inner.condemned.store(true, Ordering::SeqCst);
-    }
-
-    /// Whether it was given up.
-    pub fn is_condemned(&self) -> bool {
-        self.inner.condemned.load(Ordering::SeqCst)
     }
 
     /// Ends the session without cleaning up: none of its verbs can land any more, and others recover it.
@@ -324,6 +377,10 @@ impl Session {
         endpoint: &Endpoint,
         does_chores: bool,
     ) -> Result<(Epochs, Option<Chore>), FabricError> {
+        if self.is_condemned() {
+            // Whoever lets its lease run out must not renew it.
+            return Err(FabricError::Fenced { session: self.inner.id });
+        }
         let oldest_pin = self.oldest_pin();
         let flushed = {
             let mut flush = lock(&self.inner.flush);

@@ -12,7 +12,8 @@ pub type KeyValue = (Vec<u8>, Vec<u8>);
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum IndexError {
-    /// The operation may have happened, or not; whatever becomes of it has become of it by now.
+    /// The operation may have happened, or may yet: if it began to write before the way to a server failed, it is carried out as soon as the
+    /// server is reached again, before anybody else changes the key. A read may still find what was there before.
     Unknown,
     /// This session is fenced; whether the operation happened is unknown. Open a new session, or connect a new client.
     Fenced,
@@ -106,6 +107,12 @@ impl From<FabricError> for IndexError {
 
 /// An ordered map in far memory, as one endpoint sees it. Point operations are linearizable; a scan returns, in order and
 /// once, every key that was present throughout, and no pair that never was.
+///
+/// **Cancellation.** The future of an operation may be dropped at any time, as by a time-out or `select!`. The operation may then have
+/// happened, or happens a moment later, or does not; read before repeating it. Nothing stays locked and nothing leaks: what it held is
+/// settled by a task on the endpoint's executor, which therefore has to be run on. If the executor ends first, or the servers are not
+/// to be reached for several leases, the session condemns itself: its operations fail with [`IndexError::Fenced`], and others recover
+/// it as if it had died. Dropping the future of a read costs nothing.
 pub trait OrderedIndex {
     /// The value of a key.
     fn get(&self, key: &[u8]) -> impl Future<Output = Result<Option<Vec<u8>>, IndexError>>;

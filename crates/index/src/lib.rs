@@ -9,6 +9,8 @@
 //! | [`pool`] | a compute server's membership in a pool, and the catalog: create, open, list, drop |
 //! | [`shared`] | what engines share: whole reads, remote locks, intents, the object heap |
 //!
+//! A future that is dropped leaves nothing locked: see *Cancellation* at [`OrderedIndex`].
+//!
 //! Engines never import each other, and nothing here knows which transport it runs on.
 
 #![forbid(unsafe_code)]

@@ -270,7 +270,8 @@ impl Pool {
             endpoint.sleep(wait_ns).await;
             wait_ns = LONGEST_WAIT_NS.min(wait_ns * 2);
         }
-        let is_idle = self.session.is_idle();
+        // Whatever dropped futures left comes to its end, too.
+        let is_idle = self.session.settled(endpoint).await && self.session.is_idle();
         let left = if is_idle { self.heap.close(endpoint).await? } else { self.heap.retired() };
         if is_idle && left == 0 && !self.session.is_condemned() {
             self.session.close(endpoint).await?;

@@ -269,6 +269,22 @@ fn a_node_of_the_dead_that_is_not_mended() {
     tree_bug_is_caught("skip_repair", &Config::tiny(), |s| s.skip_repair = true, kills);
 }
 
+/// Some operations are given up in the middle.
+fn given_up(seed: u64) -> Trial {
+    Trial { cancel: 20, ..crowded(seed) }
+}
+
+#[test]
+fn a_cancelled_future_that_keeps_its_lock() {
+    let failure = tree_bug_is_caught(
+        "forget_when_dropped",
+        &Config::tiny(),
+        |s| s.forget_when_dropped = true,
+        given_up,
+    );
+    assert_eq!(failure.kind(), "stuck", "everybody else waits for it");
+}
+
 fn radix(trial: &Trial, config: sphinx::Config, sabotage: Sabotage) -> Result<(), Failure> {
     run(&Sphinx::new(config), trial, Settings { sabotage }).map(drop)
 }
@@ -398,4 +414,19 @@ fn a_late_write_into_a_radix_tree_after_a_reconnect() {
         |trial| radix(trial, sphinx::Config::art(), sabotage),
         |trial| radix(trial, sphinx::Config::art(), Sabotage::default()),
     );
+}
+
+#[test]
+fn a_cancelled_future_that_keeps_its_lock_of_a_radix_tree() {
+    let art = sphinx::Config::art();
+    radix_bug_is_caught("radix: forget_when_dropped", &art, |s| s.forget_when_dropped = true, given_up);
+}
+
+#[test]
+fn room_given_back_after_a_failed_reconnect() {
+    let art = sphinx::Config::art();
+    let refused = |seed| {
+        swelling(seed).with_faults(FaultKind::LoseCompletion, 12).with_faults(FaultKind::FailReconnect, 12)
+    };
+    radix_bug_is_caught("reuse_in_doubt", &art, |s| s.reuse_in_doubt = true, refused);
 }

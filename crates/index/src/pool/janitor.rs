@@ -29,7 +29,6 @@ impl Pool {
             while !pool.session.is_closed() {
                 if pool.session.is_condemned() {
                     // Others recover what it could not settle.
-                    marks::hit("session_condemned");
                     let _ = pool.session.fence_itself(&endpoint).await;
                     return;
                 }

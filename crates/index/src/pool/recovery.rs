@@ -1,13 +1,13 @@
-//! What becomes of a session that is dead: in two phases, by CAS alone, so that whoever does it may die anywhere, too.
+//! What becomes of a session that is dead: in two phases, each step of which may be repeated, so that whoever does it may die anywhere, too.
 //!
 //! 1. **Urgent**, for those who wait: *fence* the session on every server, which also lets the epochs go on; become its one *adopter*;
-//!    carry out and end the intents of which every lock is held; then free its locks, each by CAS from the word that only the victim
-//!    can have written.
+//!    carry out and end the intents of which every lock is held; then free its locks, each only while it holds the word that the victim
+//!    wrote, and nobody else can write.
 //! 2. **Lazy**, in the background: wait until no operation can reach what the victim had retired; free that, slot by slot, from the
 //!    *victim's* journal (CAS the slot to 0, then clear the bit); finish the adoption, after which the number can come back.
 //!
 //! Why it may be repeated, and continued by others: an adopter is fenced before the next one begins, so no two are ever at it. No lock
-//! is freed while an intent is open. Every step is a CAS from a value that only this victim can have left there, or a WRITE of
+//! is freed while an intent is open. Every step changes a value that only this victim can have left there, or repeats a WRITE of
 //! the victim's under locks of the victim's. Flushes wait until the adoption is finished, so memory that the journal names does not
 //! change its type; pins wait for the fence alone.
 //!

@@ -13,12 +13,17 @@
 //! 4. **Inherit** from a fenced session: its chunks are nobody's and will be handed out again; what its journal lists is freed once it
 //!    is safe, slot by slot, by CAS ([`crate::pool::recovery`]).
 //!
+//! **Futures that are dropped, outcomes that stay unknown.** Claims, new chunks and collections go on by themselves if their operation goes away.
+//! An object whose WRITE may still land is not used again, nor is a journal slot, before the verb's connection is fenced
+//! ([`Endpoint::quiet`]): it is *parked* until then.
+//!
 //! A crash at any point may leave a bit set for an object that nothing links to: a leak, bounded by what the session held
 //! in its hands (at most [`MAX_FREE`] a class, and one claim), and found by a walk of the index. It never leaves a clear bit or a
 //! journal entry for an object that is linked, which is why step 2 comes after the unlinking and why slots are cleared before
 //! reuse.
 
 mod limbo;
+mod room;
 
 use super::surely;
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos};
@@ -26,6 +31,7 @@ use farwood_fabric::control::{ControlError, IndexId, MAIN_BASE, ObjectChunk, RET
 use farwood_fabric::session::{Estate, RetireStamp};
 use farwood_fabric::{CallError, Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId, Session, marks};
 use limbo::Limbo;
+pub use room::Room;
 use rustc_hash::FxHashMap;
 use std::fmt;
 use std::ops::Range;
@@ -72,6 +78,8 @@ pub struct Class {
 pub struct Sabotage {
     /// A retired object is free at once.
     pub reuse_without_epoch: bool,
+    /// Room that was never linked is used again at once, though a WRITE to it may still land.
+    pub reuse_in_doubt: bool,
     /// No mistake: an object that becomes free is zeroed, so that whoever still reads it is found out.
     pub zero_freed: bool,
 }
@@ -115,23 +123,35 @@ struct ClassPool {
 }
 
 /// The right to ask for a new chunk of a class, which one has at a time.
-struct Asking<'a> {
-    heap: &'a Heap,
+struct Asking {
+    heap: Heap,
     of: (ServerId, Class),
 }
 
-impl<'a> Asking<'a> {
-    fn begin(heap: &'a Heap, of: (ServerId, Class)) -> Option<Self> {
+impl Asking {
+    fn begin(heap: &Heap, of: (ServerId, Class)) -> Option<Self> {
         let was_asking = {
             let mut state = heap.state();
             std::mem::replace(&mut state.pools.entry(of).or_default().is_asking, true)
         };
         // Not made for nothing, since dropping it ends it.
-        (!was_asking).then(|| Self { heap, of })
+        (!was_asking).then(|| Self { heap: heap.clone(), of })
     }
 }
 
-impl Drop for Asking<'_> {
+impl Asking {
+    /// Gets a chunk, unless collecting what was retired brings something free.
+    async fn ask(self, endpoint: &Endpoint) -> Result<(), FabricError> {
+        let (heap, (server, class)) = (&self.heap, self.of);
+        heap.collect_now(endpoint).await?;
+        if heap.has_free(server, class) {
+            return Ok(());
+        }
+        heap.new_chunk(&endpoint.op(), server, class).await
+    }
+}
+
+impl Drop for Asking {
     fn drop(&mut self) {
         if let Some(pool) = self.heap.state().pools.get_mut(&self.of) {
             pool.is_asking = false;
@@ -153,6 +173,31 @@ impl<'a> Clearing<'a> {
 impl Drop for Clearing<'_> {
     fn drop(&mut self) {
         self.0.state().is_clearing = false;
+    }
+}
+
+/// An object on its way into limbo, which it reaches even if this is cut short: its journal slot then only once nothing can be written
+/// to it any more.
+struct Retiring<'a> {
+    heap: &'a Heap,
+    op: &'a Op,
+    retired: Option<Retired>,
+}
+
+impl Retiring<'_> {
+    fn end(mut self) {
+        if let Some(retired) = self.retired.take() {
+            self.heap.enter_limbo(retired);
+        }
+    }
+}
+
+impl Drop for Retiring<'_> {
+    fn drop(&mut self) {
+        if let Some(retired) = self.retired.take() {
+            let server = retired.addr.server();
+            self.heap.when_quiet(self.op.endpoint(), server, |heap| heap.enter_limbo(retired));
+        }
     }
 }
 
@@ -206,19 +251,20 @@ impl Heap {
             if let Some(addr) = self.take_free(server, class) {
                 return Ok(addr);
             }
-            if self.claim_from_own_chunks(op, server, class).await? {
-                continue;
+            if self.has_chunks(server, class) {
+                let (heap, endpoint) = (self.clone(), op.endpoint().clone());
+                let claim = async move { heap.claim_from_own_chunks(&endpoint.op(), server, class).await };
+                if op.endpoint().see_through(claim).await? {
+                    continue;
+                }
             }
             // One asks for all: of hundreds of operations under way, each would be given a chunk.
-            let Some(_asking) = Asking::begin(self, (server, class)) else {
+            let Some(asking) = Asking::begin(self, (server, class)) else {
                 self.wait_for_asker(op, (server, class)).await;
                 continue;
             };
-            self.collect(op.endpoint()).await?;
-            if let Some(addr) = self.take_free(server, class) {
-                return Ok(addr);
-            }
-            self.new_chunk(op, server, class).await?;
+            let endpoint = op.endpoint().clone();
+            op.endpoint().see_through(async move { asking.ask(&endpoint).await }).await?;
         }
         Err(FabricError::RetriesExhausted { what: "allocating an object", attempts: MAX_CLAIMS })
     }
@@ -248,6 +294,14 @@ impl Heap {
         Ok(false)
     }
 
+    fn has_chunks(&self, server: ServerId, class: Class) -> bool {
+        self.state().pools.get(&(server, class)).is_some_and(|pool| !pool.chunks.is_empty())
+    }
+
+    fn has_free(&self, server: ServerId, class: Class) -> bool {
+        self.state().pools.get(&(server, class)).is_some_and(|pool| !pool.free.is_empty())
+    }
+
     fn take_free(&self, server: ServerId, class: Class) -> Option<GlobalAddr> {
         let mut state = self.state();
         let (addr, was_used) = state.pools.get_mut(&(server, class))?.free.pop()?;
@@ -258,7 +312,8 @@ impl Heap {
         Some(addr)
     }
 
-    /// Takes back an object that was never linked: nobody else has its address.
+    /// Takes back an object that was never linked, and that nothing is going to be written to: nobody else has its address. See
+    /// [`Room`] for one that something may be.
     pub fn free_unpublished(&self, class: Class, addr: GlobalAddr) {
         self.put_back(class, addr, false);
     }
@@ -285,18 +340,35 @@ impl Heap {
             return Ok(());
         }
         let slot = self.take_slot(addr.server());
-        let written = match slot {
-            Some(slot) => surely::write_word(op, slot, addr.to_raw()).await,
-            None => Ok(()),
-        };
-        {
-            let mut state = self.state();
-            state.counts.unjournaled += u64::from(slot.is_none());
-            state.limbo.push(Retired { addr, class, slot });
-            state.retired_since += if slot.is_some() { 1 } else { COLLECT_AT };
+        let retiring = Retiring { heap: self, op, retired: Some(Retired { addr, class, slot }) };
+        if let Some(slot) = slot {
+            surely::write_word(op, slot, addr.to_raw()).await?;
         }
-        written?;
+        retiring.end();
         self.collect_if_due(op.endpoint()).await
+    }
+
+    fn enter_limbo(&self, retired: Retired) {
+        let mut state = self.state();
+        let has_slot = retired.slot.is_some();
+        state.counts.unjournaled += u64::from(!has_slot);
+        state.retired_since += if has_slot { 1 } else { COLLECT_AT };
+        state.limbo.push(retired);
+    }
+
+    /// Does something once nothing can land any more of what was posted to a server and given up.
+    fn when_quiet(&self, endpoint: &Endpoint, server: ServerId, then: impl FnOnce(&Self) + 'static) {
+        if !endpoint.is_in_doubt(server) {
+            return then(self);
+        }
+        marks::hit("parked");
+        let (heap, on) = (self.clone(), endpoint.clone());
+        endpoint.settle(async move {
+            // If this never comes about, the session has come to its end.
+            if on.quiet(server).await.is_ok() {
+                then(&heap);
+            }
+        });
     }
 
     async fn wipe(&self, op: &Op, class: Class, addr: GlobalAddr) -> Result<(), FabricError> {
@@ -333,6 +405,14 @@ impl Heap {
 
     /// Frees what was retired and is safe by now. A heartbeat, if anything waits.
     pub async fn collect(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
+        if self.state().limbo.is_empty() {
+            return Ok(());
+        }
+        let (heap, on) = (self.clone(), endpoint.clone());
+        endpoint.see_through(async move { heap.collect_now(&on).await }).await
+    }
+
+    async fn collect_now(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
         let mark = {
             let state = self.state();
             if state.limbo.is_empty() {
@@ -360,7 +440,12 @@ impl Heap {
                 }
             };
             if let Err(error) = freed.await {
-                self.state().limbo.put_back(std::iter::once((retired, stamp)).chain(safe));
+                self.state().limbo.put_back(safe);
+                // Its slot is not to be cleared by somebody else, and used again, while our WRITE may land.
+                let server = retired.addr.server();
+                self.when_quiet(endpoint, server, move |heap| {
+                    heap.state().limbo.put_back(std::iter::once((retired, stamp)));
+                });
                 return Err(error);
             }
             self.forget_slot(&retired);
@@ -515,22 +600,32 @@ impl Heap {
     async fn give_back(&self, op: &Op, mut objects: Vec<(Class, GlobalAddr)>) -> Result<(), FabricError> {
         // In order, so that what is done does not depend on the order of a hash map.
         objects.sort_unstable();
-        let mut words: Vec<(GlobalAddr, u64)> = Vec::new();
+        let mut words: Vec<(GlobalAddr, u64, Vec<(Class, GlobalAddr)>)> = Vec::new();
         for (class, addr) in objects {
             let Some((word, bit)) = self.bit_of(class, addr) else { continue };
-            match words.iter_mut().find(|(at, _)| *at == word) {
-                Some((_, bits)) => *bits |= bit,
-                None => words.push((word, bit)),
+            match words.iter_mut().find(|(at, _, _)| *at == word) {
+                Some((_, bits, objects)) => {
+                    *bits |= bit;
+                    objects.push((class, addr));
+                }
+                None => words.push((word, bit, vec![(class, addr)])),
             }
         }
-        for (word, bits) in words {
+        let mut ended = Ok(());
+        for (word, bits, objects) in words {
             // The bits are set and only we clear them, so subtracting them borrows from nobody.
-            if let Err(error) = op.faa(word, bits.wrapping_neg()).await {
-                surely::reconnected(op, error).await?;
+            let Err(error) = op.faa(word, bits.wrapping_neg()).await else { continue };
+            if error.is_unknown() {
                 self.state().counts.doubtful += u64::from(bits.count_ones());
+            } else {
+                // Nothing was posted: they are in our hands still.
+                for (class, addr) in objects {
+                    self.put_back(class, addr, true);
+                }
             }
+            ended = ended.and(surely::reconnected(op, error).await);
         }
-        Ok(())
+        ended
     }
 
     /// The bitmap word and the bit in it that stand for an object.

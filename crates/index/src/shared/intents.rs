@@ -46,7 +46,8 @@ pub struct Intents {
     used: Arc<[AtomicU64]>,
 }
 
-/// Room for one intent; given back when dropped.
+/// Room for one intent; given back when dropped, so it is kept until nothing can be written to it any more
+/// ([`Held::keep`](super::locks)), and no intent in it is open.
 #[derive(Debug)]
 pub struct Slot {
     used: Arc<[AtomicU64]>,
@@ -99,7 +100,8 @@ impl Intents {
 }
 
 impl Intents {
-    /// Room for `bytes` on `server`; waits for it if others have it all.
+    /// Room for `bytes` on `server`; waits for it if others have it all, so it is not to be called under a lock: those who have the room may be
+    /// waiting for that lock.
     pub async fn room(&self, op: &Op, server: ServerId, bytes: usize) -> Result<Slot, IndexError> {
         for _ in 0..MAX_WAITS {
             if let Some(slot) = self.take(server, bytes) {
@@ -112,6 +114,11 @@ impl Intents {
 }
 
 impl Slot {
+    /// Whether it is on `server` and has room for so many bytes.
+    pub fn fits(&self, server: ServerId, bytes: usize) -> bool {
+        self.server == server && bytes <= GRANULE * usize::try_from(self.mask.count_ones()).unwrap_or(0)
+    }
+
     /// Where the intent goes.
     pub fn addr(&self) -> GlobalAddr {
         self.addr

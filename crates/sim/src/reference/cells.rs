@@ -423,12 +423,15 @@ impl Recoverer for Cells {
     }
 }
 
-/// Frees a lock of the dead. By CAS: somebody else may hold it when a lost completion makes us try again.
+/// Frees a lock of the dead. Somebody else may hold it when a lost completion makes us try again, so we look first.
 async fn free(op: &Op, lock: GlobalAddr, word: LockWord) -> Result<(), IndexError> {
     for _ in 0..whole::MAX_ATTEMPTS {
-        match op.cas(lock, word.to_raw(), word.released().to_raw()).await {
-            Ok(_) => return Ok(()),
+        match op.write_word(lock, word.released().to_raw()).await {
+            Ok(()) => return Ok(()),
             Err(error) => surely::reconnected(op, error).await?,
+        }
+        if surely::read_word(op, lock).await? != word.to_raw() {
+            return Ok(());
         }
     }
     Err(IndexError::Contended { what: "a completion", attempts: whole::MAX_ATTEMPTS })

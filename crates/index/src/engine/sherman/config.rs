@@ -103,6 +103,8 @@ impl Switches {
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a mistake of its own")]
 pub struct Sabotage {
+    /// An operation that is dropped keeps its lock.
+    pub forget_when_dropped: bool,
     /// The lock is released before what it protects is written.
     pub unlock_before_write_back: bool,
     /// The lock is handed over while the write-back is under way (as in the paper's Figure 6).

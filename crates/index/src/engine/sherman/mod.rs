@@ -187,7 +187,7 @@ impl Engine for Sherman {
     fn mistakes(&self) -> pool::Mistakes {
         let Sabotage { reuse_without_epoch, zero_freed, recovery, drop_without_clearing, .. } =
             self.config.sabotage;
-        let heap = heap::Sabotage { reuse_without_epoch, zero_freed };
+        let heap = heap::Sabotage { reuse_without_epoch, zero_freed, ..heap::Sabotage::default() };
         pool::Mistakes { heap, recovery, drop_without_clearing }
     }
 
@@ -267,6 +267,7 @@ impl Sherman {
             unlock_before_write_back: sabotage.unlock_before_write_back,
             handover_before_completion: sabotage.handover_before_completion,
             plain_masked_release: sabotage.plain_masked_release,
+            forget_when_dropped: sabotage.forget_when_dropped,
             ..Mistakes::default()
         };
         Locks::new(

@@ -10,7 +10,8 @@ use super::Tree;
 use super::node::{Head, Lookup, Node, Patches};
 use super::read::{MAX_DESCENTS, Target, Trust};
 use crate::api::IndexError;
-use crate::shared::intents::Redo;
+use crate::shared::heap::Room;
+use crate::shared::intents::{Redo, Slot};
 use crate::shared::locks::{Held, Write, begun};
 use farwood_fabric::{GlobalAddr, Op, marks};
 use smallvec::{SmallVec, smallvec};
@@ -91,13 +92,8 @@ impl Tree {
         }
         let Some(patch) = locked.node.repair() else { return Ok(locked) };
         marks::hit("node_mended");
-        match self.write(op, locked.addr.server(), &[Self::patch_at(locked.addr, patch)]).await {
-            Ok(()) => Ok(locked),
-            Err(error) => {
-                self.unlock(op, locked.held).await?;
-                Err(error)
-            }
-        }
+        self.write(op, locked.addr.server(), &[Self::patch_at(locked.addr, patch)]).await?;
+        Ok(locked)
     }
 
     /// Locks the node on `level` that covers `key`; `None` if the tree is not that high.
@@ -146,6 +142,8 @@ impl Tree {
     }
 
     async fn change(&self, op: &Op, key: &[u8], decide: Decide<'_>) -> Result<bool, IndexError> {
+        // What was lacking under the lock, and was got without it.
+        let (mut room, mut slot_room): (Option<Room>, Option<Slot>) = (None, None);
         for _ in 0..MAX_STEPS {
             let Some(mut locked) = self.lock_covering(op, key, 0).await? else {
                 return Err(super::corrupt("the tree has no leaves".into()));
@@ -180,13 +178,16 @@ impl Tree {
                 (Decision::Put(value), Some(slot)) => {
                     let patches = locked.node.update(slot, value);
                     if self.shared.layouts.leaf.update_needs_intent() {
-                        return self.write_with_intent(op, locked, patches).await.map(|()| true);
+                        if self.write_with_intent(op, locked, patches, &mut slot_room).await? {
+                            return Ok(true);
+                        }
+                        continue;
                     }
                     patches
                 }
                 (Decision::Put(value), None) => {
                     let Some(slot) = locked.node.free_slot() else {
-                        Box::pin(self.split(op, locked)).await?;
+                        Box::pin(self.split(op, locked, &mut room)).await?;
                         continue;
                     };
                     locked.node.insert(slot, key, value)
@@ -238,27 +239,37 @@ impl Tree {
         Ok(())
     }
 
-    /// Writes what could be left half done: first down in an intent.
-    async fn write_with_intent(&self, op: &Op, locked: Locked, patches: Patches) -> Result<(), IndexError> {
-        let Locked { held, addr, node } = locked;
+    /// Writes what could be left half done: first down in an intent. Whether there was room for that; if not, it is reserved for the
+    /// next attempt.
+    async fn write_with_intent(
+        &self,
+        op: &Op,
+        locked: Locked,
+        patches: Patches,
+        reserved: &mut Option<Slot>,
+    ) -> Result<bool, IndexError> {
+        let Locked { mut held, addr, node } = locked;
         let writes = self.writes_of(addr, node, patches);
         let redo = Redo {
             locks: smallvec![held.shows()],
             writes: writes.iter().map(|write| (write.addr, write.bytes.to_vec())).collect(),
         };
-        let slot = match self.shared.pool.intents().room(op, addr.server(), redo.encoded_bytes()).await {
-            Ok(slot) => slot,
-            Err(error) => {
-                self.unlock(op, held).await?;
-                return Err(error);
-            }
+        let (intents, server, needed) = (self.shared.pool.intents(), addr.server(), redo.encoded_bytes());
+        let reserved_one = reserved.take().filter(|slot| slot.fits(server, needed));
+        let Some(slot) = reserved_one.or_else(|| intents.take(server, needed)) else {
+            self.unlock(op, held).await?;
+            marks::hit("waited_for_room_of_an_intent");
+            *reserved = Some(intents.room(op, server, needed).await?);
+            return Ok(false);
         };
         let mut all: SmallVec<[Write; 4]> = SmallVec::new();
         all.push(Write { addr: slot.addr(), bytes: redo.encode(slot.addr()).into() });
         all.extend(writes);
         // The lock may be handed on, and then its word stays what it is.
         all.push(Write { addr: slot.end_addr(), bytes: SmallVec::from_slice(&[0; 8]) });
-        self.finish(op, held, &all).await
+        held.keep(slot);
+        self.finish(op, held, &all).await?;
+        Ok(true)
     }
 
     /// Marks a node as linked, after a pointer to it was written.

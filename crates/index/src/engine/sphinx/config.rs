@@ -74,6 +74,10 @@ pub struct Sabotage {
     pub skip_checksum: bool,
     /// Retired objects are used again at once.
     pub reuse_without_epoch: bool,
+    /// Room that was never linked is used again at once, though a WRITE to it may still land.
+    pub reuse_in_doubt: bool,
+    /// An operation that is dropped keeps its lock.
+    pub forget_when_dropped: bool,
     /// A leaf is unlinked without being marked as deleted.
     pub delete_without_mark: bool,
     /// Those of recovery.

@@ -139,8 +139,9 @@ impl Sphinx {
             lock_and_read: true,
             faa_release: false,
         };
-        let unlock_inside_payload = self.config.sabotage.unlock_inside_payload;
-        Locks::new(pool, table, manner, Mistakes { unlock_inside_payload, ..Mistakes::default() })
+        let config::Sabotage { unlock_inside_payload, forget_when_dropped, .. } = self.config.sabotage;
+        let mistakes = Mistakes { unlock_inside_payload, forget_when_dropped, ..Mistakes::default() };
+        Locks::new(pool, table, manner, mistakes)
     }
 }
 
@@ -213,9 +214,10 @@ impl Engine for Sphinx {
     }
 
     fn mistakes(&self) -> pool::Mistakes {
-        let Sabotage { reuse_without_epoch, recovery, drop_without_clearing, .. } = self.config.sabotage;
+        let Sabotage { reuse_without_epoch, reuse_in_doubt, recovery, drop_without_clearing, .. } =
+            self.config.sabotage;
         // Hints lead to nodes that are gone, and find what is left of them, so those are not zeroed.
-        let heap = heap::Sabotage { reuse_without_epoch, zero_freed: false };
+        let heap = heap::Sabotage { reuse_without_epoch, reuse_in_doubt, zero_freed: false };
         pool::Mistakes { heap, recovery, drop_without_clearing }
     }
 

@@ -13,13 +13,14 @@ use super::node::{Node, is_too_large};
 use super::read::{Stop, Way};
 use super::{Tree, corrupt};
 use crate::api::IndexError;
-use crate::shared::heap::Class;
-use crate::shared::intents::Redo;
+use crate::shared::heap::{Class, Room};
+use crate::shared::intents::{self, Redo};
 use crate::shared::locks::{Held, Write, begun};
 use crate::shared::surely;
 use farwood_fabric::control::ControlError;
 use farwood_fabric::{Buf, FabricError, GlobalAddr, Op, ServerId, marks};
 use smallvec::{SmallVec, smallvec};
+use std::cell::Cell;
 
 /// How often a change is tried.
 const MAX_ATTEMPTS: u32 = 10_000;
@@ -55,18 +56,20 @@ pub(super) enum Turned {
     Full,
 }
 
-/// An object that nobody knows yet.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Fresh {
-    pub(super) class: Class,
-    pub(super) addr: GlobalAddr,
-}
-
 /// A key that is to be changed.
 pub(super) struct Change<'a> {
     pub(super) op: &'a Op,
     pub(super) key: &'a [u8],
     pub(super) prefixes: Prefixes<'a>,
+    /// What was lacking under a lock, and was got without it for the next attempt.
+    pub(super) reserved: Reserved,
+}
+
+/// Room that an operation has for its next attempt.
+#[derive(Default)]
+pub(super) struct Reserved {
+    pub(super) object: Cell<Option<Room>>,
+    intent: Cell<Option<intents::Slot>>,
 }
 
 /// The WRITE of a word.
@@ -114,15 +117,18 @@ impl Tree {
         self.shared.locks.finish(op, held, &[byte_at(node.addr, NODE_STATE_AT, head.state_byte())]).await
     }
 
-    /// Turns a slot of a node from one word to another, under the node's lock.
+    /// Turns a slot of a node from one word to another, under the node's lock. `rooms` are those of objects that it leads to then; what it
+    /// leads to no more is retired.
     pub(super) async fn turn(
         &self,
         op: &Op,
         node: NodeRef,
         step: Step,
         (from, to): (Slot, Slot),
+        rooms: &mut [&mut Room],
+        retire: Option<(Class, GlobalAddr)>,
     ) -> Result<Turned, IndexError> {
-        let (held, image) = self.lock_node(op, node).await?;
+        let (mut held, image) = self.lock_node(op, node).await?;
         let found = image.find(step);
         let refused = match found {
             _ if image.head.is_dead => Some(Turned::Dead),
@@ -147,22 +153,27 @@ impl Tree {
             // Whoever linked it has not said so yet, or died before.
             writes.push(byte_at(node.addr, NODE_LINKED_AT, 1));
         }
+        // From here on it happens, though this operation may not live to see it.
+        for room in rooms {
+            room.link();
+        }
+        if let Some((class, addr)) = retire {
+            held.will_retire(class, addr);
+        }
         self.shared.locks.finish(op, held, &writes).await?;
+        if let Some((class, addr)) = retire {
+            self.retire(op, class, addr).await?;
+        }
         Ok(Turned::Done { children })
     }
 
     /// A new object on this server, or on another if there is no room.
-    pub(super) async fn allocate(
-        &self,
-        op: &Op,
-        server: ServerId,
-        class: Class,
-    ) -> Result<Fresh, IndexError> {
+    pub(super) async fn allocate(&self, op: &Op, server: ServerId, class: Class) -> Result<Room, IndexError> {
         let others = self.shared.servers().iter().copied().filter(|other| *other != server);
         let mut full = None;
         for server in [server].into_iter().chain(others) {
-            match self.shared.pool.heap().allocate(op, server, class).await {
-                Ok(addr) => return Ok(Fresh { class, addr }),
+            match self.shared.pool.heap().room(op, server, class).await {
+                Ok(room) => return Ok(room),
                 Err(error) if is_full(&error) => full = full.or(Some(error)),
                 Err(error) => return Err(error.into()),
             }
@@ -170,29 +181,18 @@ impl Tree {
         Err(full.map_or(IndexError::Contended { what: "a memory server", attempts: 0 }, IndexError::from))
     }
 
-    /// Gives back objects that nobody knows.
-    pub(super) fn give_back(&self, fresh: &[Fresh]) {
-        for Fresh { class, addr } in fresh {
-            self.shared.pool.heap().free_unpublished(*class, *addr);
-        }
+    /// The same without waiting, for those who hold a lock: what was reserved, if it is of this class, or what is at hand.
+    pub(super) fn at_hand(&self, change: &Change<'_>, server: ServerId, class: Class) -> Option<Room> {
+        let reserved = change.reserved.object.take().filter(|room| room.class() == class);
+        reserved.or_else(|| self.shared.pool.heap().room_at_hand(change.op, server, class))
     }
 
-    /// Settles what becomes of objects that a slot was to lead to, given what became of the slot: whether it does.
-    pub(super) fn settle(
-        &self,
-        fresh: &[Fresh],
-        turned: Result<Turned, IndexError>,
-    ) -> Result<Turned, IndexError> {
-        match &turned {
-            Ok(Turned::Done { .. }) => {}
-            Err(IndexError::Unknown | IndexError::Fenced) => {
-                for _ in fresh {
-                    self.shared.pool.heap().abandon();
-                }
-            }
-            _ => self.give_back(fresh),
-        }
-        turned
+    /// Where a leaf for this value belongs, and of which size it is.
+    fn leaf_place(&self, change: &Change<'_>, value: &[u8]) -> Result<(ServerId, LeafClass), IndexError> {
+        let Some(class) = LeafClass::for_pair(change.key.len(), value.len()) else {
+            return Err(IndexError::BadValue { why: "it is too long".into() });
+        };
+        Ok((prefix::server_of(change.prefixes.whole(), self.shared.servers()), class))
     }
 
     /// WRITEs a new leaf that nobody knows yet.
@@ -200,20 +200,30 @@ impl Tree {
         &self,
         change: &Change<'_>,
         value: &[u8],
-    ) -> Result<(Fresh, LeafRef), IndexError> {
-        let Change { op, key, prefixes, .. } = change;
-        let Some(class) = LeafClass::for_pair(key.len(), value.len()) else {
-            return Err(IndexError::BadValue { why: "it is too long".into() });
+    ) -> Result<(Room, LeafRef), IndexError> {
+        let (server, class) = self.leaf_place(change, value)?;
+        let object = self.shared.leaf_class(class);
+        let reserved = change.reserved.object.take().filter(|room| room.class() == object);
+        let room = match reserved {
+            Some(room) => room,
+            None => self.allocate(change.op, server, object).await?,
         };
-        let server = prefix::server_of(prefixes.whole(), self.shared.servers());
-        let fresh = self.allocate(op, server, self.shared.leaf_class(class)).await?;
+        self.write_leaf(change, room, class, value).await
+    }
+
+    async fn write_leaf(
+        &self,
+        change: &Change<'_>,
+        room: Room,
+        class: LeafClass,
+        value: &[u8],
+    ) -> Result<(Room, LeafRef), IndexError> {
+        let Change { op, key, .. } = change;
         let version = u32::try_from(op.endpoint().random() >> 36).unwrap_or(0);
-        let bytes = leaf::build(self.shared.place(fresh.addr), version, key, value);
-        if let Err(error) = surely::write(op, fresh.addr, &bytes).await {
-            self.give_back(&[fresh]);
-            return Err(error.into());
-        }
-        Ok((fresh, LeafRef { addr: fresh.addr, class }))
+        let bytes = leaf::build(self.shared.place(room.addr()), version, key, value);
+        surely::write(op, room.addr(), &bytes).await?;
+        let leaf = LeafRef { addr: room.addr(), class };
+        Ok((room, leaf))
     }
 
     /// Retires an object that a slot was turned away from. The operation has happened, whatever comes of it.
@@ -227,7 +237,8 @@ impl Tree {
     /// Changes a key as `decide` says; whether it did.
     pub(super) async fn modify(&self, key: &[u8], decide: Decide<'_>) -> Result<bool, IndexError> {
         let op = self.begin()?;
-        let change = Change { op: &op, key, prefixes: Prefixes::of(self.shared.seed, key) };
+        let prefixes = Prefixes::of(self.shared.seed, key);
+        let change = Change { op: &op, key, prefixes, reserved: Reserved::default() };
         for attempt in 0..MAX_ATTEMPTS {
             let way = self.way(&op, key, &change.prefixes).await?;
             let done = match way.leaf {
@@ -278,23 +289,17 @@ impl Tree {
         (at, step): (usize, Step),
         value: &[u8],
     ) -> Result<Option<bool>, IndexError> {
-        let (fresh, leaf) = self.new_leaf(change, value).await?;
+        let (mut room, leaf) = self.new_leaf(change, value).await?;
         let slot = to_leaf(step, leaf)?;
-        let turned = self.turn(change.op, way.stops[at].node, step, (Slot::EMPTY, slot)).await;
-        match turned {
-            Ok(Turned::Full) => match self.replace(change, way, at, Some((step, slot))).await {
-                Ok(true) => Ok(Some(true)),
-                Ok(false) => {
-                    self.give_back(&[fresh]);
-                    Ok(None)
-                }
-                Err(error) => self.settle(&[fresh], Err(error)).map(|_| None),
-            },
-            turned => match self.settle(&[fresh], turned)? {
-                Turned::Done { .. } => Ok(Some(true)),
-                Turned::Dead => self.replace(change, way, at, None).await.map(|_| None),
-                Turned::Changed | Turned::Full => Ok(None),
-            },
+        let node = way.stops[at].node;
+        match self.turn(change.op, node, step, (Slot::EMPTY, slot), &mut [&mut room], None).await? {
+            Turned::Full => {
+                let replaced = self.replace(change, way, at, Some((step, slot, &mut room))).await?;
+                Ok(replaced.then_some(true))
+            }
+            Turned::Done { .. } => Ok(Some(true)),
+            Turned::Dead => self.replace(change, way, at, None).await.map(|_| None),
+            Turned::Changed => Ok(None),
         }
     }
 
@@ -351,21 +356,20 @@ impl Tree {
         match decision {
             Decision::Keep => locks.unlock(op, held).await.map(|()| Some(false)),
             Decision::Put(value) if fits(at.class, change.key, value) => {
-                self.update_in_place(op, held, (at, &leaf), value).await.map(|()| Some(true))
+                let updated = self.update_in_place(change, held, (at, &leaf), value).await?;
+                Ok(updated.then_some(true))
             }
             Decision::Put(value) => {
                 // First the new one, so that a full pool leaves the old one as it is.
-                let new = match self.new_leaf(change, value).await {
-                    Ok(new) => new,
-                    Err(error) => {
-                        locks.unlock(op, held).await?;
-                        return Err(error);
-                    }
+                let (server, class) = self.leaf_place(change, value)?;
+                let object = self.shared.leaf_class(class);
+                let Some(room) = self.at_hand(change, server, object) else {
+                    locks.unlock(op, held).await?;
+                    change.reserved.object.set(Some(self.allocate(op, server, object).await?));
+                    return Ok(None);
                 };
-                if let Err(error) = locks.finish(op, held, &[freeze(LeafState::Moved)]).await {
-                    self.give_back(&[new.0]);
-                    return Err(error);
-                }
+                let new = self.write_leaf(change, room, class, value).await?;
+                locks.finish(op, held, &[freeze(LeafState::Moved)]).await?;
                 Box::pin(self.turn_to(change, way, at, new)).await
             }
             Decision::Remove => {
@@ -383,24 +387,26 @@ impl Tree {
         }
     }
 
-    /// Writes another value into a leaf: first down in an intent, since it must not be left half done.
+    /// Writes another value into a leaf: first down in an intent, since it must not be left half done. Whether there was room for
+    /// that; if not, it is reserved for the next attempt.
     async fn update_in_place(
         &self,
-        op: &Op,
-        held: Held,
+        change: &Change<'_>,
+        mut held: Held,
         (at, leaf): (LeafRef, &Leaf<Buf>),
         value: &[u8],
-    ) -> Result<(), IndexError> {
+    ) -> Result<bool, IndexError> {
+        let (op, server) = (change.op, at.addr.server());
         let version = leaf.head.version.wrapping_add(1);
         let bytes = leaf::build(self.shared.place(at.addr), version, leaf.key(), value);
         let needed = Redo::encoded_bytes_of_one(bytes.len());
-        let room = self.shared.pool.intents().room(op, at.addr.server(), needed).await;
-        let slot = match room {
-            Ok(slot) => slot,
-            Err(error) => {
-                self.shared.locks.unlock(op, held).await?;
-                return Err(error);
-            }
+        let intents = self.shared.pool.intents();
+        let reserved = change.reserved.intent.take().filter(|slot| slot.fits(server, needed));
+        let Some(slot) = reserved.or_else(|| intents.take(server, needed)) else {
+            self.shared.locks.unlock(op, held).await?;
+            marks::hit("waited_for_room_of_an_intent");
+            change.reserved.intent.set(Some(intents.room(op, server, needed).await?));
+            return Ok(false);
         };
         let redo = Redo::encode_one(held.shows(), (at.addr, &bytes), slot.addr());
         let intent = Write { addr: slot.addr(), bytes: redo.into() };
@@ -408,7 +414,9 @@ impl Tree {
         // The lock may be handed on, and then its word stays what it is.
         let end = word_at(slot.end_addr(), 0, 0);
         let writes: SmallVec<[Write; 3]> = smallvec![intent, update, end];
-        self.shared.locks.finish(op, held, &writes).await
+        held.keep(slot);
+        self.shared.locks.finish(op, held, &writes).await?;
+        Ok(true)
     }
 
     /// Turns the slot from a leaf that cannot be written to any more to a new one.
@@ -417,17 +425,14 @@ impl Tree {
         change: &Change<'_>,
         way: &Way,
         old: LeafRef,
-        (fresh, leaf): (Fresh, LeafRef),
+        (mut room, leaf): (Room, LeafRef),
     ) -> Result<Option<bool>, IndexError> {
-        let Some((last, Stop { node, step: Some(step), slot, .. })) = way.last() else {
-            self.give_back(&[fresh]);
-            return Ok(None);
-        };
-        let turned = self.turn(change.op, *node, *step, (*slot, to_leaf(*step, leaf)?)).await;
-        match self.settle(&[fresh], turned)? {
+        let Some((last, Stop { node, step: Some(step), slot, .. })) = way.last() else { return Ok(None) };
+        let turn = (*slot, to_leaf(*step, leaf)?);
+        let retire = Some((self.shared.leaf_class(old.class), old.addr));
+        match self.turn(change.op, *node, *step, turn, &mut [&mut room], retire).await? {
             Turned::Done { .. } => {
                 marks::hit("leaf_replaced");
-                self.retire(change.op, self.shared.leaf_class(old.class), old.addr).await?;
                 Ok(Some(true))
             }
             Turned::Dead => Box::pin(self.replace(change, way, last, None)).await.map(|_| None),
@@ -438,9 +443,9 @@ impl Tree {
     /// Clears the slot that leads to a leaf; whether it was us who did.
     async fn unlink(&self, change: &Change<'_>, way: &Way, leaf: LeafRef) -> Result<bool, IndexError> {
         let Some((last, Stop { node, step: Some(step), slot, .. })) = way.last() else { return Ok(false) };
-        match self.turn(change.op, *node, *step, (*slot, Slot::EMPTY)).await? {
+        let retire = Some((self.shared.leaf_class(leaf.class), leaf.addr));
+        match self.turn(change.op, *node, *step, (*slot, Slot::EMPTY), &mut [], retire).await? {
             Turned::Done { children } => {
-                self.retire(change.op, self.shared.leaf_class(leaf.class), leaf.addr).await?;
                 if is_too_large(node.kind, children) {
                     // The key is gone; that the node stays as large as it is is no failure.
                     let replaced = Box::pin(self.replace(change, way, last, None)).await;

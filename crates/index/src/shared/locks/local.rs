@@ -3,7 +3,7 @@
 //! queue, at most [`MAX_HANDOVERS`] times in a row, so that other compute servers are not starved.
 //!
 //! Waiting costs no verb. A waiter that goes away (its future is dropped) gives up its place; if it had just been handed the
-//! lock, it passes it on, or leaves it for whoever comes next.
+//! lock, it passes it on. If nobody else waits, the lock is held remotely for nobody: whoever waited has said what to do then.
 
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
@@ -23,22 +23,11 @@ pub(super) struct LocalLocks {
     shards: Vec<Mutex<FxHashMap<LockKey, Line>>>,
 }
 
-/// A lock that is held or left here, and those who wait for it.
+/// A lock that is held here, and those who wait for it.
 #[derive(Default, Debug)]
 struct Line {
     waiting: VecDeque<Arc<Waiter>>,
     handovers: u32,
-    /// Nobody has it here, but it is held remotely.
-    left: Option<u64>,
-}
-
-/// Whose turn it is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Tried {
-    Others,
-    Ours,
-    /// Ours, and the lock is held remotely already, by this word.
-    Handed(u64),
 }
 
 #[derive(Debug)]
@@ -71,22 +60,20 @@ impl LocalLocks {
         lock(&self.shards[usize::try_from(number % SHARDS as u64).unwrap_or(0)])
     }
 
-    /// Waits for one's turn. The word of the lock, if it is held remotely already.
-    pub(super) async fn acquire(&self, key: LockKey) -> Option<u64> {
+    /// Waits for one's turn. The word of the lock, if it is held remotely already. If the future is dropped when it has been handed the
+    /// lock, and nobody else wants it, `left` is told the word; the turn is the caller's still.
+    pub(super) async fn acquire(&self, key: LockKey, left: impl Fn(u64)) -> Option<u64> {
         let waiter = {
             let mut shard = self.shard(key);
             let Some(line) = shard.get_mut(&key) else {
                 shard.insert(key, Line::default());
                 return None;
             };
-            if let Some(word) = line.left.take() {
-                return Some(word);
-            }
             let waiter = Arc::new(Waiter { state: Mutex::new(State::Waiting(None)) });
             line.waiting.push_back(Arc::clone(&waiter));
             waiter
         };
-        let place = Place { locks: self, key, waiter };
+        let place = Place { locks: self, key, waiter, left };
         poll_fn(|context| {
             let mut state = lock(&place.waiter.state);
             match &mut *state {
@@ -106,15 +93,13 @@ impl LocalLocks {
     }
 
     /// Takes one's turn if nobody else has it.
-    pub(super) fn try_acquire(&self, key: LockKey) -> Tried {
+    pub(super) fn try_acquire(&self, key: LockKey) -> bool {
         let mut shard = self.shard(key);
-        match shard.get_mut(&key) {
-            None => {
-                shard.insert(key, Line::default());
-                Tried::Ours
-            }
-            Some(line) => line.left.take().map_or(Tried::Others, Tried::Handed),
+        let is_free = !shard.contains_key(&key);
+        if is_free {
+            shard.insert(key, Line::default());
         }
+        is_free
     }
 
     /// Whether the lock may be handed to somebody.
@@ -162,22 +147,21 @@ fn grant(line: &mut Line, word: Option<u64>) -> bool {
 }
 
 /// A place in the queue.
-struct Place<'a> {
+struct Place<'a, F: Fn(u64)> {
     locks: &'a LocalLocks,
     key: LockKey,
     waiter: Arc<Waiter>,
+    left: F,
 }
 
-impl Drop for Place<'_> {
+impl<F: Fn(u64)> Drop for Place<'_, F> {
     fn drop(&mut self) {
         let state = std::mem::replace(&mut *lock(&self.waiter.state), State::Gone);
         match state {
             State::Granted(None) => self.locks.release(self.key),
             State::Granted(Some(word)) => {
                 if !self.locks.hand_over(self.key, word) {
-                    if let Some(line) = self.locks.shard(self.key).get_mut(&self.key) {
-                        line.left = Some(word);
-                    }
+                    (self.left)(word);
                 }
             }
             State::Waiting(_) | State::Gone => {}
@@ -188,6 +172,7 @@ impl Drop for Place<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
     use std::pin::pin;
     use std::task::Context;
 
@@ -200,9 +185,9 @@ mod tests {
     #[test]
     fn turns_come_in_order_and_handovers_end() {
         let locks = LocalLocks::default();
-        let mut first = pin!(locks.acquire(KEY));
+        let mut first = pin!(locks.acquire(KEY, |_| ()));
         assert_eq!(poll(first.as_mut()), Poll::Ready(None));
-        let mut waiting: Vec<_> = (0..7).map(|_| Box::pin(locks.acquire(KEY))).collect();
+        let mut waiting: Vec<_> = (0..7).map(|_| Box::pin(locks.acquire(KEY, |_| ()))).collect();
         for future in &mut waiting {
             assert_eq!(poll(future.as_mut()), Poll::Pending);
         }
@@ -218,24 +203,26 @@ mod tests {
             }
         }
         assert!(!locks.hand_over(KEY, 9), "nobody is left");
-        assert_eq!(locks.try_acquire(KEY), Tried::Others);
+        assert!(!locks.try_acquire(KEY));
         locks.release(KEY);
-        assert_eq!(locks.try_acquire(KEY), Tried::Ours);
+        assert!(locks.try_acquire(KEY));
     }
 
     #[test]
     fn who_goes_away_loses_neither_its_place_nor_the_lock() {
         let locks = LocalLocks::default();
-        assert_eq!(locks.try_acquire(KEY), Tried::Ours);
-        let mut gone = Box::pin(locks.acquire(KEY));
-        let mut next = Box::pin(locks.acquire(KEY));
+        assert!(locks.try_acquire(KEY));
+        let mut gone = Box::pin(locks.acquire(KEY, |_| ()));
+        let mut next = Box::pin(locks.acquire(KEY, |_| ()));
         assert!(poll(gone.as_mut()).is_pending() && poll(next.as_mut()).is_pending());
         assert!(locks.hand_over(KEY, 5));
         drop(gone);
         assert_eq!(poll(next.as_mut()), Poll::Ready(Some(5)), "passed on");
-        let mut last = Box::pin(locks.acquire(KEY));
+        let left = Cell::new(None);
+        let mut last = Box::pin(locks.acquire(KEY, |word| left.set(Some(word))));
         assert!(poll(last.as_mut()).is_pending() && locks.hand_over(KEY, 6));
         drop(last);
-        assert_eq!(locks.try_acquire(KEY), Tried::Handed(6), "left for whoever comes next");
+        assert_eq!(left.get(), Some(6), "who waited last frees it");
+        assert!(!locks.try_acquire(KEY), "and has the turn until then");
     }
 }

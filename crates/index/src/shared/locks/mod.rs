@@ -11,12 +11,18 @@
 //!    over first; the two threads have different connections, so the next could read what the last has not yet written.)
 //! 4. A lock that does not come free for long: its owner is recovered, if its lease has run out ([`recover`]).
 //!
-//! Nobody waits for a second lock while holding one: [`Locks::try_lock`] gives up.
+//! # Invariants
+//!
+//! - Who holds a lock waits for nothing but the verbs by which it reads and writes what the lock protects. Not for a second lock
+//!   ([`Locks::try_lock`] gives up), not for memory, room for an intent, a splitter or a call: whoever lacks one of these gives the lock back, gets
+//!   it, and comes again.
+//! - A lock that was taken, or perhaps was, is given back, whatever becomes of the operation: [`held`].
+//! - What [`Locks::finish`] was told to write is written, though its operation may be gone by then; or the session is fenced.
 
+mod held;
 mod local;
 mod recover;
 
-use super::intents::HeldWord;
 use super::lock::{LockWord, Patience};
 use super::surely;
 use crate::Pool;
@@ -24,9 +30,12 @@ use crate::api::IndexError;
 use farwood_fabric::clock::Nanos;
 use farwood_fabric::verb::Verb;
 use farwood_fabric::{Batch, Buf, FabricError, GlobalAddr, Op, RegionId, ServerId, SessionId, marks};
-use local::{LocalLocks, LockKey, Tried};
+pub(crate) use held::{Commit, Held, settle_word};
+use held::{Finishing, Grip};
+use local::{LocalLocks, LockKey};
 use smallvec::SmallVec;
 use std::iter;
+use std::ops::Deref;
 use std::sync::Arc;
 
 /// How often a lock is tried for before the operation fails. With the waits below this is far beyond a lease.
@@ -69,16 +78,31 @@ pub(crate) struct Mistakes {
     pub(crate) handover_before_completion: bool,
     /// A masked lock is released by a plain WRITE.
     pub(crate) plain_masked_release: bool,
+    /// An operation that is dropped keeps its lock.
+    pub(crate) forget_when_dropped: bool,
 }
 
-/// The locks of an index, as one compute server has them.
-#[derive(Debug)]
+/// The locks of an index, as one compute server has them. Cheap to clone.
+#[derive(Clone, Debug)]
 pub(crate) struct Locks {
+    core: Arc<Core>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Core {
     pool: Pool,
     table: LockTable,
-    local: Arc<LocalLocks>,
+    local: LocalLocks,
     manner: Manner,
     mistakes: Mistakes,
+}
+
+impl Deref for Locks {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        &self.core
+    }
 }
 
 /// Where the locks of an index are.
@@ -99,46 +123,6 @@ pub(crate) struct LockAt {
     pub(crate) addr: GlobalAddr,
     lane: u32,
     pub(crate) mask: u64,
-}
-
-/// A lock that is held.
-#[derive(Debug)]
-pub(crate) struct Held {
-    pub(crate) at: LockAt,
-    /// What its bits are while it is.
-    pub(crate) word: u64,
-    turn: Option<Turn>,
-}
-
-impl Held {
-    /// How the lock shows that it is held.
-    pub(crate) fn shows(&self) -> HeldWord {
-        HeldWord { addr: self.at.addr, mask: self.at.mask, word: self.word }
-    }
-}
-
-/// One's turn in the local queue. It ends when this is dropped, so that an error strands nobody who waits there.
-#[derive(Debug)]
-struct Turn {
-    local: Arc<LocalLocks>,
-    key: LockKey,
-    is_over: bool,
-}
-
-impl Turn {
-    /// Hands the lock to the next in the queue, and the turn with it. Whether there was somebody.
-    fn hand_over(&mut self, word: u64) -> bool {
-        self.is_over = self.local.hand_over(self.key, word);
-        self.is_over
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        if !self.is_over {
-            self.local.release(self.key);
-        }
-    }
 }
 
 /// A WRITE that belongs to what a lock protects.
@@ -218,7 +202,8 @@ impl LockAt {
 
 impl Locks {
     pub(crate) fn new(pool: &Pool, table: LockTable, manner: Manner, mistakes: Mistakes) -> Self {
-        Self { pool: pool.clone(), table, local: Arc::default(), manner, mistakes }
+        let local = LocalLocks::default();
+        Self { core: Arc::new(Core { pool: pool.clone(), table, local, manner, mistakes }) }
     }
 
     pub(crate) fn table(&self) -> &LockTable {
@@ -237,11 +222,6 @@ impl Locks {
 }
 
 impl Locks {
-    fn turn(&self, at: LockAt) -> Option<Turn> {
-        let is_hierarchical = self.manner.hierarchical;
-        is_hierarchical.then(|| Turn { local: Arc::clone(&self.local), key: at.key(), is_over: false })
-    }
-
     /// Takes the lock of an object for one of the session's tasks, and reads the object. `recover` cleans up after a session that
     /// seems to be dead, if it is.
     pub(crate) async fn lock_and_read(
@@ -266,15 +246,20 @@ impl Locks {
         (at, read): (LockAt, Option<(GlobalAddr, usize)>),
         recover: impl AsyncFn(&Op, SessionId) -> Result<(), IndexError>,
     ) -> Result<(Held, Option<Buf>), IndexError> {
-        let handed = if self.manner.hierarchical { self.local.acquire(at.key()).await } else { None };
-        let turn = self.turn(at);
-        let (word, buf) = if let Some(word) = handed {
-            marks::hit("handover");
-            (word, None)
-        } else {
-            self.take(op, task, at, read, recover).await?
-        };
-        Ok((Held { at, word, turn }, buf))
+        let endpoint = op.endpoint();
+        let mut held = Held::nothing(self, endpoint, at);
+        if self.manner.hierarchical {
+            let left = |word| drop(Held::handed(self, endpoint, at, word));
+            let handed = self.local.acquire(at.key(), left).await;
+            held.has_turn = true;
+            if let Some(word) = handed {
+                marks::hit("handover");
+                (held.word, held.grip) = (word, Grip::Yes);
+                return Ok((held, None));
+            }
+        }
+        let buf = self.take(op, task, &mut held, read, recover).await?;
+        Ok((held, buf))
     }
 
     /// Takes the lock of an object if nobody holds it, and reads the object.
@@ -285,20 +270,15 @@ impl Locks {
         (node, bytes): (GlobalAddr, usize),
     ) -> Result<Option<(Held, Buf)>, IndexError> {
         let at = self.table.lock_of(node);
-        let is_hierarchical = self.manner.hierarchical;
-        let tried = if is_hierarchical { self.local.try_acquire(at.key()) } else { Tried::Ours };
-        if tried == Tried::Others {
+        if self.manner.hierarchical && !self.local.try_acquire(at.key()) {
             return Ok(None);
         }
-        let turn = self.turn(at);
-        let word = match tried {
-            Tried::Handed(word) => word,
-            _ => match self.swap_once(op, task, at, None).await? {
-                (Ok(word), _) => word,
-                (Err(_), _) => return Ok(None),
-            },
-        };
-        self.read_under(op, Held { at, word, turn }, (node, bytes)).await.map(Some)
+        let mut held = Held::nothing(self, op.endpoint(), at);
+        held.has_turn = self.manner.hierarchical;
+        match self.swap_once(op, task, &mut held, None).await? {
+            Ok(_) => self.read_under(op, held, (node, bytes)).await.map(Some),
+            Err(_) => Ok(None),
+        }
     }
 
     async fn read_under(
@@ -307,24 +287,22 @@ impl Locks {
         held: Held,
         (node, bytes): (GlobalAddr, usize),
     ) -> Result<(Held, Buf), IndexError> {
-        match surely::read(op, node, bytes).await {
-            Ok(buf) => Ok((held, buf)),
-            Err(error) => {
-                self.unlock(op, held).await?;
-                Err(error.into())
-            }
-        }
+        // If it cannot be read, the lock is settled in the background.
+        let buf = surely::read(op, node, bytes).await?;
+        Ok((held, buf))
     }
 
-    /// One attempt: our word if it succeeded, else the word that was in the way; and what was read behind it.
+    /// One attempt: what was read behind the CAS if it succeeded, else the word that was in the way.
     async fn swap_once(
         &self,
         op: &Op,
         task: u16,
-        at: LockAt,
+        held: &mut Held,
         read: Option<(GlobalAddr, usize)>,
-    ) -> Result<(Result<u64, u64>, Option<Buf>), IndexError> {
+    ) -> Result<Result<Option<Buf>, u64>, IndexError> {
+        let at = held.at;
         let mine = self.fresh_word(at, task);
+        (held.word, held.grip) = (mine, Grip::Perhaps);
         let swapped = match read {
             Some(read) if at.mask == u64::MAX => {
                 op.cas_and_read((at.addr, 0, mine), read).await.map(|(before, buf)| (before, Some(buf)))
@@ -338,17 +316,30 @@ impl Locks {
             }
         };
         match swapped {
-            Ok((before, buf)) if before & at.mask == 0 => Ok((Ok(mine), buf)),
-            Ok((before, _)) => Ok((Err(before & at.mask), None)),
+            Ok((before, buf)) if before & at.mask == 0 => {
+                held.grip = Grip::Yes;
+                Ok(Ok(buf))
+            }
+            Ok((before, _)) => {
+                held.grip = Grip::No;
+                Ok(Err(before & at.mask))
+            }
             Err(error) => {
-                // Once reconnected the CAS has happened or never will, and the word tells which.
+                if !error.is_unknown() {
+                    // Nothing was posted.
+                    held.grip = Grip::No;
+                }
+                // Once reconnected the CAS has happened or never will, and the word tells which. If it cannot be asked for, that stays
+                // open, and whoever drops `held` leaves it to be settled.
                 surely::reconnected(op, error).await?;
                 let seen = surely::read_word(op, at.addr).await? & at.mask;
                 if seen == mine {
                     marks::hit("lock_taken_unknowingly");
-                    return Ok((Ok(mine), None));
+                    held.grip = Grip::Yes;
+                    return Ok(Ok(None));
                 }
-                Ok((Err(seen), None))
+                held.grip = Grip::No;
+                Ok(Err(seen))
             }
         }
     }
@@ -358,17 +349,17 @@ impl Locks {
         &self,
         op: &Op,
         task: u16,
-        at: LockAt,
+        held: &mut Held,
         read: Option<(GlobalAddr, usize)>,
         recover: impl AsyncFn(&Op, SessionId) -> Result<(), IndexError>,
-    ) -> Result<(u64, Option<Buf>), IndexError> {
-        let session = self.pool.session();
+    ) -> Result<Option<Buf>, IndexError> {
+        let (session, at) = (self.pool.session(), held.at);
         let limit = self.pool.suspicion_ns();
         let mut patience = Patience::default();
         for attempt in 0..MAX_ATTEMPTS {
-            let seen = match self.swap_once(op, task, at, read).await? {
-                (Ok(word), buf) => return Ok((word, buf)),
-                (Err(seen), _) => seen,
+            let seen = match self.swap_once(op, task, held, read).await? {
+                Ok(buf) => return Ok(buf),
+                Err(seen) => seen,
             };
             marks::hit("lost_cas");
             op.count_retry();
@@ -395,33 +386,56 @@ impl Locks {
 
     /// Writes back what the lock protects, on its server, and gives the lock back, or on.
     pub(crate) async fn finish(&self, op: &Op, held: Held, writes: &[Write]) -> Result<(), IndexError> {
-        let Held { at, word, turn } = held;
-        let server = at.addr.server();
-        let (switches, sabotage) = (self.manner, self.mistakes);
-        match turn {
-            Some(mut turn) if switches.handover && self.local.wants_handover(at.key()) => {
-                if sabotage.handover_before_completion && turn.hand_over(word) {
-                    return self.write(op, server, writes).await;
-                }
-                let written = self.write(op, server, writes).await;
-                if written.is_ok() && turn.hand_over(word) {
-                    return written;
-                }
-                written.and(self.write_and_release(op, at, word, &[]).await)
-            }
-            // The turn, if there is one, ends with this call, after the lock is released.
-            _turn if sabotage.unlock_before_write_back => {
-                let released = self.write_and_release(op, at, word, &[]).await;
-                released.and(self.write(op, server, writes).await)
-            }
-            _turn if switches.combine || writes.is_empty() => {
-                self.write_and_release(op, at, word, writes).await
-            }
-            _turn => {
-                let written = self.write(op, server, writes).await;
-                written.and(self.write_and_release(op, at, word, &[]).await)
-            }
+        // From here on the WRITEs happen, whatever becomes of this future.
+        let mut finishing = Finishing { held, writes };
+        let ended = self.give_back(op, &mut finishing.held, writes).await;
+        if ended.is_ok() {
+            finishing.held.is_released();
         }
+        ended
+    }
+
+    async fn give_back(&self, op: &Op, held: &mut Held, writes: &[Write]) -> Result<(), IndexError> {
+        let (at, word, server) = (held.at, held.word, held.at.addr.server());
+        let (manner, mistakes) = (self.manner, self.mistakes);
+        if manner.handover && held.has_turn && self.local.wants_handover(at.key()) {
+            if mistakes.handover_before_completion && held.hand_over() {
+                return self.write(op, server, writes).await;
+            }
+            self.write(op, server, writes).await?;
+            if held.hand_over() {
+                return Ok(());
+            }
+            return self.write_and_release(op, at, word, &[]).await;
+        }
+        // The turn, if there is one, ends when the lock is released.
+        if mistakes.unlock_before_write_back {
+            self.write_and_release(op, at, word, &[]).await?;
+            held.is_released();
+            return self.write(op, server, writes).await;
+        }
+        if manner.combine || writes.is_empty() {
+            return self.write_and_release(op, at, word, writes).await;
+        }
+        self.write(op, server, writes).await?;
+        self.write_and_release(op, at, word, &[]).await
+    }
+
+    /// Carries out WRITEs on any servers, in order, under several locks of which each protects some of them; gives the locks back,
+    /// and retires what was unlinked. From here on all of it happens, whatever becomes of this future.
+    pub(crate) async fn commit(&self, op: &Op, mut commit: Commit) -> Result<(), IndexError> {
+        for writes in held::runs(&commit.writes) {
+            self.write(op, writes[0].addr.server(), writes).await?;
+        }
+        commit.writes.clear();
+        let mut released = Ok(());
+        while let Some(held) = commit.held.pop() {
+            released = released.and(self.unlock(op, held).await);
+        }
+        if let Some((heap, class, addr)) = commit.retire.take() {
+            heap.retire(op, class, addr).await.map_err(begun)?;
+        }
+        released
     }
 
     /// Carries out WRITEs under a lock that stays held; they can be repeated.

@@ -79,18 +79,27 @@ impl Locks {
     }
 }
 
-/// Frees a lock whose owner is fenced: by CAS from the owner's word, which does not come back. So it may be repeated after a lost
-/// completion, also when somebody else has the lock by then.
+/// Frees a lock whose owner is fenced. The owner's word does not come back, so after a lost completion the word tells whether there is
+/// anything left to do: somebody else may have the lock by then. A lock that is a word of its own is freed by a WRITE, not by a CAS:
+/// the next holder releases it by a WRITE, and while a CAS is still on its way that could be lost (contract, rule 4).
 async fn free(op: &Op, at: LockAt, word: u64, mistakes: RecoveryMistakes) -> Result<(), IndexError> {
     if mistakes.plain_release && at.mask == u64::MAX {
         return Ok(surely::write_word(op, at.addr, 0).await?);
     }
     for _ in 0..MAX_LOST {
-        let mut batch = Batch::new(at.addr.server());
-        batch.push(at.swap(word, 0));
-        match op.submit(batch).await {
-            Ok(_) => return Ok(()),
-            Err(failure) => surely::reconnected(op, failure.error).await?,
+        let freed = if at.mask == u64::MAX {
+            op.write_word(at.addr, 0).await
+        } else {
+            let mut batch = Batch::new(at.addr.server());
+            batch.push(at.swap(word, 0));
+            op.submit(batch).await.map(drop).map_err(|failure| failure.error)
+        };
+        match freed {
+            Ok(()) => return Ok(()),
+            Err(error) => surely::reconnected(op, error).await?,
+        }
+        if surely::read_word(op, at.addr).await? & at.mask != word {
+            return Ok(());
         }
     }
     Err(IndexError::Contended { what: "a completion", attempts: MAX_LOST })

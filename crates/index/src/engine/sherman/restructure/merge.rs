@@ -15,7 +15,7 @@ use crate::engine::sherman::Tree;
 use crate::engine::sherman::node::{Head, MAX_LEVEL, Node};
 use crate::engine::sherman::write::Locked;
 use crate::shared::intents::{HeldWord, Redo};
-use crate::shared::locks::{Held, LockAt, Write};
+use crate::shared::locks::{Commit, Held, LockAt, Write};
 use crate::shared::surely;
 use farwood_fabric::{GlobalAddr, Op, marks};
 use smallvec::SmallVec;
@@ -171,34 +171,22 @@ impl Tree {
             return Ok(None);
         };
         let fill: Vec<Write> = fill.into_iter().map(|patch| Self::patch_at(left.addr, patch)).collect();
-        let intent = Write { addr: slot.addr(), bytes: redo.encode(slot.addr()).into() };
-        let prepared = async {
-            self.write(op, left.addr.server(), &fill).await?;
-            self.write(op, left.addr.server(), &[intent]).await
-        };
-        if let Err(error) = prepared.await {
-            // Nothing counts yet, and an intent binds nobody whose lock was given back. Whoever locks N next mends it.
-            self.release_all(op, [left.held, right.held, Some(parent.held)]).await?;
-            return Err(error);
-        }
-        // From here on an error keeps the locks: who recovers this session finishes the merge.
-        for (addr, bytes) in &redo.writes {
-            let write = Write { addr: *addr, bytes: SmallVec::from_slice(bytes) };
-            self.write(op, addr.server(), &[write]).await?;
-        }
-        marks::hit("merge");
-        self.write(
-            op,
-            left.addr.server(),
-            &[Write { addr: slot.end_addr(), bytes: SmallVec::from_slice(&[0; 8]) }],
-        )
-        .await?;
+        // Nothing counts yet: if this fails, whoever locks N next mends it.
+        self.write(op, left.addr.server(), &fill).await?;
+        let mut writes = vec![Write { addr: slot.addr(), bytes: redo.encode(slot.addr()).into() }];
+        writes.extend(
+            redo.writes.iter().map(|(addr, bytes)| Write { addr: *addr, bytes: bytes.as_slice().into() }),
+        );
+        writes.push(Write { addr: slot.end_addr(), bytes: SmallVec::from_slice(&[0; 8]) });
         let small = parent.node.live().count() <= self.shared.layouts.inner.capacity() / 4;
         let parent_low = small.then(|| parent.node.low().to_vec());
-        self.release_all(op, [left.held, right.held, Some(parent.held)]).await?;
+        parent.held.keep(slot);
+        let held = [Some(parent.held), right.held, left.held].into_iter().flatten().collect();
+        let retire = (self.shared.node_class(), right.addr);
+        let commit = Commit::new(&self.shared.locks, op, held, writes, retire);
+        self.shared.locks.commit(op, commit).await?;
+        marks::hit("merge");
         self.shared.cache.forget(parent.node.level(), parent.node.low());
-        let class = self.shared.node_class();
-        self.shared.pool.heap().retire(op, class, right.addr).await?;
         Ok(parent_low)
     }
 }

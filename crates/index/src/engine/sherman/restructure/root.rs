@@ -13,6 +13,7 @@ use crate::api::IndexError;
 use crate::engine::sherman::Tree;
 use crate::engine::sherman::node::{Head, Node, Plan};
 use crate::engine::sherman::write::{Locked, Reached};
+use crate::shared::heap::Room;
 use crate::shared::locks::begun;
 use crate::shared::surely;
 use farwood_fabric::{GlobalAddr, Op, marks};
@@ -35,6 +36,7 @@ impl Tree {
     /// no node below it is alive that could need it.
     pub(super) async fn grow_root(&self, op: &Op, level: u8) -> Result<bool, IndexError> {
         let old = self.root(op, false).await?;
+        let room = self.new_room(op).await?;
         let Reached::Node(locked) = self.lock_node(op, old, None).await? else {
             self.replace_dead_root(op, old.addr).await?;
             return Ok(true);
@@ -46,16 +48,16 @@ impl Tree {
             self.unlock(op, held).await?;
             return Ok(may_be_there);
         }
-        let grown = self.put_above(op, addr, &node).await;
+        let grown = self.put_above(op, addr, &node, room).await;
         let unlocked = self.unlock(op, held).await;
         grown?;
         unlocked.map(|()| true)
     }
 
     /// Puts a root above a node that is locked and has a sibling, if that node is the root.
-    async fn put_above(&self, op: &Op, old: GlobalAddr, node: &Node) -> Result<(), IndexError> {
+    async fn put_above(&self, op: &Op, old: GlobalAddr, node: &Node, room: Room) -> Result<(), IndexError> {
         let Some(high) = node.high() else { return Ok(()) };
-        let addr = self.new_place(op).await?;
+        let addr = room.addr();
         let plan = Plan {
             level: node.level() + 1,
             incarnation: op.endpoint().random(),
@@ -67,7 +69,7 @@ impl Tree {
         let (left, right) = (old.to_raw().to_le_bytes(), node.sibling().to_raw().to_le_bytes());
         let entries = [(node.low(), left.as_slice()), (high, right.as_slice())];
         self.write_new(op, addr, &plan, entries.into_iter()).await?;
-        if self.swap_root(op, old, addr).await? {
+        if self.swap_root(op, old, room).await? {
             marks::hit("root_split");
             self.shared.root.store(addr.to_raw(), Ordering::Relaxed);
             self.mark_linked(op, addr).await?;
@@ -77,14 +79,15 @@ impl Tree {
 
     /// CASes the root pointer, away from a node that is locked; whether it was ours that took effect. If not, the new node is given
     /// back.
-    async fn swap_root(&self, op: &Op, old: GlobalAddr, new: GlobalAddr) -> Result<bool, IndexError> {
-        let heap = self.shared.pool.heap();
-        let pointer = self.shared.root_pointer();
+    async fn swap_root(&self, op: &Op, old: GlobalAddr, mut room: Room) -> Result<bool, IndexError> {
+        let (new, pointer) = (room.addr(), self.shared.root_pointer());
+        // If this is cut short nobody knows whether it is linked, and it may be lost.
+        room.link();
         match op.cas(pointer, old.to_raw(), new.to_raw()).await {
             Ok(before) if before == old.to_raw() => Ok(true),
             Ok(_) => {
                 marks::hit("lost_root_cas");
-                heap.free_unpublished(self.shared.node_class(), new);
+                room.unlink();
                 Ok(false)
             }
             Err(error) => {
@@ -92,10 +95,10 @@ impl Tree {
                 surely::reconnected(op, error).await.map_err(begun)?;
                 let seen = surely::read_word(op, pointer).await.map_err(begun)?;
                 if seen == old.to_raw() {
-                    heap.free_unpublished(self.shared.node_class(), new);
+                    room.unlink();
                 } else if seen != new.to_raw() {
                     // Ours, with another above it by now; or only the other.
-                    heap.abandon();
+                    self.shared.pool.heap().abandon();
                 }
                 Ok(seen == new.to_raw())
             }

@@ -1,6 +1,7 @@
 //! Splits and separators. One lock at a time.
 //!
-//! 1. Under the lock of the full node N: WRITE X, with the upper half of N's entries, on a random server. Nobody knows X yet.
+//! 1. Under the lock of the full node N: WRITE X, with the upper half of N's entries, on a random server. Nobody knows X yet. If no room for X is at
+//!    hand, N is unlocked until there is.
 //! 2. [WRITE N's new half, WRITE N's flag, WRITE N's blocks, (mark X linked,) unlock N]. With the flag X is linked.
 //! 3. Under the parent's lock: if X is still alive, WRITE its separator. A full parent is split first, in the same way.
 //! 4. If N was the root, a new root takes both first ([`super::root`]).
@@ -13,6 +14,7 @@ use crate::engine::sherman::Tree;
 use crate::engine::sherman::layout::LOW_AT;
 use crate::engine::sherman::node::{Head, Node, Plan};
 use crate::engine::sherman::write::Locked;
+use crate::shared::heap::Room;
 use crate::shared::locks::Write;
 use crate::shared::surely;
 use farwood_fabric::{GlobalAddr, Op, ServerId, marks};
@@ -37,15 +39,22 @@ enum Added {
     Done,
     /// The parent was full and was split, and its new half lacks a separator itself.
     Split(LostSeparator),
-    /// There was no parent; now there may be.
+    /// There was no parent, or no room for its split; now there may be.
     Again,
 }
 
 impl Tree {
-    /// Splits a full node and tells its parent.
-    pub(in super::super) async fn split(&self, op: &Op, locked: Locked) -> Result<(), IndexError> {
-        let lost = self.split_node(op, locked).await?;
-        self.add_separators(op, lost).await
+    /// Splits a full node and tells its parent; if no room is at hand, only gets some for the next attempt.
+    pub(in super::super) async fn split(
+        &self,
+        op: &Op,
+        locked: Locked,
+        reserved: &mut Option<Room>,
+    ) -> Result<(), IndexError> {
+        match self.split_node(op, locked, reserved).await? {
+            Some(lost) => self.add_separators(op, lost).await,
+            None => Ok(()),
+        }
     }
 
     fn any_server(&self, op: &Op) -> ServerId {
@@ -73,17 +82,31 @@ impl Tree {
         }
     }
 
-    async fn split_node(&self, op: &Op, locked: Locked) -> Result<LostSeparator, IndexError> {
+    /// Room for a new node; not to be waited for under a lock.
+    pub(super) async fn new_room(&self, op: &Op) -> Result<Room, IndexError> {
+        let addr = self.new_place(op).await?;
+        Ok(self.shared.pool.heap().room_of(op, self.shared.node_class(), addr))
+    }
+
+    /// The node that the upper half went to, which lacks its separator. `None` if no room was at hand: the lock is given back and the room is
+    /// reserved for the next attempt.
+    async fn split_node(
+        &self,
+        op: &Op,
+        locked: Locked,
+        reserved: &mut Option<Room>,
+    ) -> Result<Option<LostSeparator>, IndexError> {
         let Locked { held, addr, mut node } = locked;
         debug_assert!(node.is_whole(), "nobody splits a node without having looked at all of it");
-        let made = self.write_upper_half(op, &node).await;
-        let (separator, child) = match made {
-            Ok(made) => made,
-            Err(error) => {
-                self.unlock(op, held).await?;
-                return Err(error);
-            }
+        let (heap, class) = (self.shared.pool.heap(), self.shared.node_class());
+        let at_hand = reserved.take().or_else(|| heap.room_at_hand(op, self.any_server(op), class));
+        let Some(mut room) = at_hand else {
+            self.unlock(op, held).await?;
+            *reserved = Some(self.new_room(op).await?);
+            return Ok(None);
         };
+        let child = room.addr();
+        let separator = self.write_upper_half(op, &node, child).await?;
         let mut writes: SmallVec<[Write; 4]> = SmallVec::new();
         writes.extend(node.shrink(&separator, child).into_iter().map(|patch| Self::patch_at(addr, patch)));
         let together = child.server() == addr.server();
@@ -93,23 +116,23 @@ impl Tree {
                 bytes: SmallVec::from_slice(&[1]),
             });
         }
+        room.link();
         self.finish(op, held, &writes).await?;
         marks::hit("split");
         if !together {
             self.mark_linked(op, child).await?;
         }
-        Ok(LostSeparator { level: node.level() + 1, separator, child })
+        Ok(Some(LostSeparator { level: node.level() + 1, separator, child }))
     }
 
     /// Writes a node, which nobody knows yet, with the upper half of `node`.
-    async fn write_upper_half(&self, op: &Op, node: &Node) -> Result<(Vec<u8>, GlobalAddr), IndexError> {
+    async fn write_upper_half(&self, op: &Op, node: &Node, addr: GlobalAddr) -> Result<Vec<u8>, IndexError> {
         let slots = node.sorted();
         let upper = &slots[slots.len() / 2..];
         let Some(first) = upper.first() else {
             return Err(super::super::corrupt("a full node has no entries".into()));
         };
         let separator = node.key(*first).to_vec();
-        let addr = self.new_place(op).await?;
         let plan = Plan {
             level: node.level(),
             incarnation: op.endpoint().random(),
@@ -120,10 +143,10 @@ impl Tree {
         };
         let entries = upper.iter().map(|slot| (node.key(*slot), node.value(*slot)));
         self.write_new(op, addr, &plan, entries).await?;
-        Ok((separator, addr))
+        Ok(separator)
     }
 
-    /// Writes a node that nobody knows yet. If that fails its place is given back.
+    /// Writes a node that nobody knows yet.
     pub(super) async fn write_new<'a>(
         &self,
         op: &Op,
@@ -133,11 +156,7 @@ impl Tree {
     ) -> Result<(), IndexError> {
         let buf = op.endpoint().buf(self.shared.config.node_bytes);
         let node = Node::build(&self.shared.layouts, self.shared.place(addr), buf, plan, entries);
-        let written = surely::write(op, addr, node.bytes()).await;
-        if written.is_err() {
-            self.shared.pool.heap().abandon();
-        }
-        Ok(written?)
+        Ok(surely::write(op, addr, node.bytes()).await?)
     }
 
     /// Adds separators, that of `first` and those of parents that are split for it.
@@ -146,10 +165,10 @@ impl Tree {
         op: &Op,
         first: LostSeparator,
     ) -> Result<(), IndexError> {
-        let mut missing = vec![first];
+        let (mut missing, mut room) = (vec![first], None);
         for _ in 0..MAX_SEPARATORS {
             let Some(lost) = missing.pop() else { return Ok(()) };
-            match self.add_separator(op, &lost).await? {
+            match self.add_separator(op, &lost, &mut room).await? {
                 Added::Done => {}
                 Added::Again => missing.push(lost),
                 Added::Split(parent) => missing.extend([lost, parent]),
@@ -158,7 +177,12 @@ impl Tree {
         Err(IndexError::Contended { what: "room for a separator", attempts: MAX_SEPARATORS })
     }
 
-    async fn add_separator(&self, op: &Op, lost: &LostSeparator) -> Result<Added, IndexError> {
+    async fn add_separator(
+        &self,
+        op: &Op,
+        lost: &LostSeparator,
+        room: &mut Option<Room>,
+    ) -> Result<Added, IndexError> {
         let LostSeparator { level, separator, child } = lost;
         let flushes = self.shared.cache.flushes();
         let Some(mut locked) = self.lock_covering(op, separator, *level).await? else {
@@ -167,20 +191,13 @@ impl Tree {
         };
         locked = self.mended(op, locked).await?;
         let known = locked.node.live().any(|slot| locked.node.key(slot) == separator.as_slice());
-        let wanted = if known { Ok(false) } else { self.is_alive(op, lost).await };
-        match wanted {
-            Ok(true) => {}
-            Ok(false) => {
-                self.unlock(op, locked.held).await?;
-                return Ok(Added::Done);
-            }
-            Err(error) => {
-                self.unlock(op, locked.held).await?;
-                return Err(error);
-            }
+        if known || !self.is_alive(op, lost).await? {
+            self.unlock(op, locked.held).await?;
+            return Ok(Added::Done);
         }
         let Some(slot) = locked.node.free_slot() else {
-            return self.split_node(op, locked).await.map(Added::Split);
+            let split = self.split_node(op, locked, room).await?;
+            return Ok(split.map_or(Added::Again, Added::Split));
         };
         let patches = locked.node.insert(slot, separator, &child.to_raw().to_le_bytes());
         self.shared.cache.keep(&locked.node, flushes, || op.endpoint().random());

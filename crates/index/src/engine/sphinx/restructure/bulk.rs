@@ -13,7 +13,7 @@ use crate::engine::sphinx::layout::{
 };
 use crate::engine::sphinx::node::prefix;
 use crate::engine::sphinx::node::{Children, build, leaf};
-use crate::engine::sphinx::write::{Fresh, to_leaf};
+use crate::engine::sphinx::write::to_leaf;
 use crate::engine::sphinx::{Tree, corrupt};
 use crate::shared::heap::Class;
 use crate::shared::locks::Write;
@@ -47,17 +47,17 @@ struct Builder<'a> {
     /// What is to become a child: the last leaf, or the last node that is done.
     pending: Slot,
     count: u64,
-    made: Vec<Fresh>,
+    made: Vec<(Class, GlobalAddr)>,
     nodes: Vec<(u64, NodeRef)>,
     writes: FxHashMap<ServerId, Vec<(GlobalAddr, Vec<u8>)>>,
 }
 
 impl Builder<'_> {
-    async fn room(&mut self, hash: u64, class: Class) -> Result<Fresh, IndexError> {
+    async fn room(&mut self, hash: u64, class: Class) -> Result<GlobalAddr, IndexError> {
         let server = prefix::server_of(hash, self.tree.shared.servers());
-        let fresh = self.tree.allocate(self.op, server, class).await?;
-        self.made.push(fresh);
-        Ok(fresh)
+        let made = self.tree.allocate(self.op, server, class).await?.release();
+        self.made.push(made);
+        Ok(made.1)
     }
 
     async fn write(&mut self, addr: GlobalAddr, bytes: Vec<u8>) -> Result<(), IndexError> {
@@ -85,7 +85,7 @@ impl Builder<'_> {
         let Some(class) = LeafClass::for_pair(key.len(), value.len()) else {
             return Err(IndexError::BadValue { why: "it is too long".into() });
         };
-        let Fresh { addr, .. } = self.room(hash, self.tree.shared.leaf_class(class)).await?;
+        let addr = self.room(hash, self.tree.shared.leaf_class(class)).await?;
         let version = u32::try_from(hash >> 36).unwrap_or(0);
         self.write(addr, leaf::build(self.tree.shared.place(addr), version, &key, value)).await?;
         self.pending = to_leaf(Step::End, LeafRef { addr, class })?;
@@ -127,7 +127,7 @@ impl Builder<'_> {
         let beside = open.children.iter().filter(|(step, _)| *step != Step::End).count();
         let kind = NodeKind::for_children(beside);
         let hash = prefix::hash(self.tree.shared.seed, &self.last[..open.depth]);
-        let Fresh { addr, .. } = self.room(hash, self.tree.shared.node_class(kind)).await?;
+        let addr = self.room(hash, self.tree.shared.node_class(kind)).await?;
         let head = Head { is_dead: false, is_linked: false, kind, depth: open.depth };
         self.write(addr, build(head, hash, &open.children)).await?;
         let node = NodeRef { addr, kind };
@@ -198,7 +198,9 @@ impl Tree {
                 return Err(error);
             }
             Err(error) => {
-                self.give_back(&builder.made);
+                for (class, addr) in &builder.made {
+                    self.shared.pool.heap().give_back_room(&self.endpoint, *class, *addr);
+                }
                 return Err(error);
             }
         }

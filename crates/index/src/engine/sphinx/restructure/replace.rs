@@ -12,11 +12,19 @@ use crate::engine::sphinx::Tree;
 use crate::engine::sphinx::layout::{NodeRef, Slot, Step};
 use crate::engine::sphinx::node::{Children, Form, form_of, is_too_large, prefix};
 use crate::engine::sphinx::read::{Stop, Way};
-use crate::engine::sphinx::write::{Change, Fresh, Turned};
-use farwood_fabric::{Op, marks};
+use crate::engine::sphinx::write::{Change, Turned};
+use crate::shared::heap::{Class, Room};
+use farwood_fabric::{ServerId, marks};
+use smallvec::SmallVec;
 
-/// Room for a new node.
-type Room = (Fresh, NodeRef);
+/// Room for a new node, if one is needed, or where it has to be got; no lock is held then.
+enum AtHand {
+    Room(Option<(Room, NodeRef)>),
+    Lacking(ServerId, Class),
+}
+
+/// A child that is to be added: how it is reached, and its room.
+type Added<'a> = (Step, Slot, &'a mut Room);
 
 /// How often a node that was frozen is tried to be replaced, before that is left to others.
 const MAX_TRIES: u32 = 16;
@@ -39,7 +47,7 @@ impl Tree {
         change: &Change<'_>,
         way: &Way,
         at: usize,
-        add: Option<(Step, Slot)>,
+        mut add: Option<Added<'_>>,
     ) -> Result<bool, IndexError> {
         let stop = way.stops[at];
         if stop.node.addr == self.shared.root.addr {
@@ -48,7 +56,7 @@ impl Tree {
         // Where a hash entry led to the node, its parent is not known.
         let mut attempt = Attempt::Frozen;
         if at > 0 {
-            attempt = self.try_to_replace(change, way, at, add).await?;
+            attempt = self.try_to_replace(change, way, at, &mut add).await?;
         }
         for _ in 0..MAX_TRIES {
             if attempt != Attempt::Frozen {
@@ -56,7 +64,7 @@ impl Tree {
             }
             let way = self.way_above(change.op, change.key, &change.prefixes, stop.head.depth).await?;
             match way.stops.iter().position(|other| other.node == stop.node) {
-                Some(at) if at > 0 => attempt = self.try_to_replace(change, &way, at, add).await?,
+                Some(at) if at > 0 => attempt = self.try_to_replace(change, &way, at, &mut add).await?,
                 _ => break,
             }
         }
@@ -68,28 +76,36 @@ impl Tree {
         change: &Change<'_>,
         way: &Way,
         at: usize,
-        add: Option<(Step, Slot)>,
+        add: &mut Option<Added<'_>>,
     ) -> Result<Attempt, IndexError> {
         let (stop, parent) = (way.stops[at], way.stops[at - 1]);
         let node = stop.node;
         let Some(parent_step) = parent.step else { return Ok(Attempt::Needless) };
-        let Some((children, room)) = self.freeze(change, stop, add).await? else {
+        let added = add.as_ref().map(|(step, slot, _)| (*step, *slot));
+        let Some((children, mut room)) = self.freeze(change, stop, added).await? else {
             return Ok(Attempt::Needless);
         };
-        let slot = match room {
-            Some(room) => self.write_form(change, stop, room, &children).await?,
+        let new = room.as_ref().map(|(_, new)| *new);
+        let slot = match new {
+            Some(new) => {
+                let form = (new.kind, stop.head.depth);
+                self.write_node(change.op, new.addr, form, stop.hash, &children).await?;
+                to_node(Step::End, new)?
+            }
             None => children.first().map_or(Slot::EMPTY, |(_, only)| *only),
         };
-        let fresh: Option<Fresh> = room.map(|(fresh, _)| fresh);
         let to = slot.reached_by(parent_step);
-        let turned = self.turn(change.op, parent.node, parent_step, (parent.slot, to)).await;
-        match self.settle(fresh.as_slice(), turned)? {
+        let rooms = room.iter_mut().map(|(room, _)| room);
+        let mut rooms: SmallVec<[&mut Room; 2]> =
+            rooms.chain(add.iter_mut().map(|(_, _, room)| &mut **room)).collect();
+        let retire = Some((self.shared.node_class(node.kind), node.addr));
+        let turn = (parent.slot, to);
+        match self.turn(change.op, parent.node, parent_step, turn, &mut rooms, retire).await? {
             Turned::Done { children } => {
-                match room {
-                    Some((_, new)) => self.announce(change.op, stop.hash, new, Some(node)).await?,
+                match new {
+                    Some(new) => self.announce(change.op, stop.hash, new, Some(node)).await?,
                     None => self.forget(change.op, stop.hash, node).await?,
                 }
-                self.retire(change.op, self.shared.node_class(node.kind), node.addr).await?;
                 if is_too_large(parent.node.kind, children) {
                     // This one is replaced; that the parent stays as large as it is is no failure.
                     if let Err(IndexError::Fenced) = Box::pin(self.replace(change, way, at - 1, None)).await {
@@ -114,64 +130,54 @@ impl Tree {
         change: &Change<'_>,
         stop: Stop,
         add: Option<(Step, Slot)>,
-    ) -> Result<Option<(Children, Option<Room>)>, IndexError> {
+    ) -> Result<Option<(Children, Option<(Room, NodeRef)>)>, IndexError> {
         let (node, op) = (stop.node, change.op);
-        let (held, image) = self.lock_node(op, node).await?;
-        let mut children = image.children();
-        let is_wanted = match add {
-            Some((step, _)) => {
-                let is_new = children.iter().all(|(other, _)| *other != step);
-                is_new && (image.head.is_dead || image.find(step).is_none())
-            }
-            None => image.head.is_dead || is_too_large(node.kind, children.len()),
-        };
-        if !is_wanted {
-            self.shared.locks.unlock(op, held).await?;
-            return Ok(None);
-        }
-        children.extend(add);
-        children.sort_unstable_by_key(|(step, _)| *step);
-        // First the room, so that a full pool leaves the node as it is.
-        let room = match self.room_for(op, stop, form_of(&children)).await {
-            Ok(room) => room,
-            Err(error) => {
+        for _ in 0..MAX_TRIES {
+            let (held, image) = self.lock_node(op, node).await?;
+            let mut children = image.children();
+            let is_wanted = match add {
+                Some((step, _)) => {
+                    let is_new = children.iter().all(|(other, _)| *other != step);
+                    is_new && (image.head.is_dead || image.find(step).is_none())
+                }
+                None => image.head.is_dead || is_too_large(node.kind, children.len()),
+            };
+            if !is_wanted {
                 self.shared.locks.unlock(op, held).await?;
-                return Err(error);
+                return Ok(None);
             }
-        };
-        let frozen = if image.head.is_dead {
-            self.shared.locks.unlock(op, held).await
-        } else {
-            self.bury(op, held, node, &image).await
-        };
-        if let Err(error) = frozen {
-            self.give_back(room.map(|(fresh, _)| fresh).as_slice());
-            return Err(error);
+            children.extend(add);
+            children.sort_unstable_by_key(|(step, _)| *step);
+            // First the room, so that a full pool leaves the node as it is.
+            let room = match self.room_for(change, stop, form_of(&children)) {
+                AtHand::Room(room) => room,
+                AtHand::Lacking(server, class) => {
+                    self.shared.locks.unlock(op, held).await?;
+                    change.reserved.object.set(Some(self.allocate(op, server, class).await?));
+                    continue;
+                }
+            };
+            if image.head.is_dead {
+                self.shared.locks.unlock(op, held).await?;
+            } else {
+                self.bury(op, held, node, &image).await?;
+            }
+            return Ok(Some((children, room)));
         }
-        Ok(Some((children, room)))
+        Err(IndexError::Contended { what: "room for a node", attempts: MAX_TRIES })
     }
 
     /// Room for a node of this form, if it is to be one.
-    async fn room_for(&self, op: &Op, stop: Stop, form: Form) -> Result<Option<Room>, IndexError> {
+    fn room_for(&self, change: &Change<'_>, stop: Stop, form: Form) -> AtHand {
         let Form::Node(kind) = form else {
             marks::hit(if form == Form::Nothing { "node_removed" } else { "path_compressed" });
-            return Ok(None);
+            return AtHand::Room(None);
         };
+        let (server, class) =
+            (prefix::server_of(stop.hash, self.shared.servers()), self.shared.node_class(kind));
+        let Some(room) = self.at_hand(change, server, class) else { return AtHand::Lacking(server, class) };
         marks::hit(if kind > stop.node.kind { "node_grown" } else { "node_shrunk" });
-        let server = prefix::server_of(stop.hash, self.shared.servers());
-        let fresh = self.allocate(op, server, self.shared.node_class(kind)).await?;
-        Ok(Some((fresh, NodeRef { addr: fresh.addr, kind })))
-    }
-
-    /// WRITEs the new node; the slot that leads to it.
-    async fn write_form(
-        &self,
-        change: &Change<'_>,
-        stop: Stop,
-        (fresh, new): Room,
-        children: &Children,
-    ) -> Result<Slot, IndexError> {
-        self.write_node(change.op, fresh, (new.kind, stop.head.depth), stop.hash, children).await?;
-        to_node(Step::End, new)
+        let addr = room.addr();
+        AtHand::Room(Some((room, NodeRef { addr, kind })))
     }
 }

@@ -4,10 +4,11 @@ use crate::api::IndexError;
 use crate::engine::sphinx::layout::{Head, NodeKind, NodeRef, Slot, Step};
 use crate::engine::sphinx::node::{Children, build, prefix};
 use crate::engine::sphinx::read::Way;
-use crate::engine::sphinx::write::{Change, Fresh, Turned, to_leaf};
+use crate::engine::sphinx::write::{Change, Turned, to_leaf};
 use crate::engine::sphinx::{Tree, corrupt};
+use crate::shared::heap::Room;
 use crate::shared::surely;
-use farwood_fabric::{Op, marks};
+use farwood_fabric::{GlobalAddr, Op, marks};
 
 /// How many bytes two keys have in common at their beginning.
 pub(in super::super) fn common_bytes(a: &[u8], b: &[u8]) -> usize {
@@ -22,27 +23,25 @@ impl Tree {
         (kind, depth): (NodeKind, usize),
         hash: u64,
         children: &Children,
-    ) -> Result<(Fresh, NodeRef), IndexError> {
+    ) -> Result<(Room, NodeRef), IndexError> {
         let server = prefix::server_of(hash, self.shared.servers());
-        let fresh = self.allocate(op, server, self.shared.node_class(kind)).await?;
-        self.write_node(op, fresh, (kind, depth), hash, children).await?;
-        Ok((fresh, NodeRef { addr: fresh.addr, kind }))
+        let room = self.allocate(op, server, self.shared.node_class(kind)).await?;
+        let addr = room.addr();
+        self.write_node(op, addr, (kind, depth), hash, children).await?;
+        Ok((room, NodeRef { addr, kind }))
     }
 
-    /// WRITEs a node into room that nobody knows yet; if that fails, gives the room back.
+    /// WRITEs a node into room that nobody knows yet.
     pub(super) async fn write_node(
         &self,
         op: &Op,
-        fresh: Fresh,
+        addr: GlobalAddr,
         (kind, depth): (NodeKind, usize),
         hash: u64,
         children: &Children,
     ) -> Result<(), IndexError> {
         let bytes = build(Head { is_dead: false, is_linked: false, kind, depth }, hash, children);
-        surely::write(op, fresh.addr, &bytes).await.map_err(|error| {
-            self.give_back(&[fresh]);
-            error.into()
-        })
+        Ok(surely::write(op, addr, &bytes).await?)
     }
 
     /// Lets a new leaf for the key branch off where it parts from `other`, a key below the last node of the way. `None` if somebody was
@@ -64,23 +63,17 @@ impl Tree {
             return Ok(None);
         };
         let Some(hash) = change.prefixes.get(common).filter(|_| ours != theirs) else { return Ok(None) };
-        let (fresh_leaf, leaf) = self.new_leaf(change, value).await?;
+        let (mut leaf_room, leaf) = self.new_leaf(change, value).await?;
         let mut children: Children =
             [(ours, to_leaf(ours, leaf)?), (theirs, parent.slot)].into_iter().collect();
         children.sort_unstable_by_key(|(step, _)| *step);
-        let new_node = self.new_node(change.op, (NodeKind::N4, common), hash, &children).await;
-        let (fresh_node, node) = match new_node {
-            Ok(made) => made,
-            Err(error) => {
-                self.give_back(&[fresh_leaf]);
-                return Err(error);
-            }
-        };
+        let (mut node_room, node) = self.new_node(change.op, (NodeKind::N4, common), hash, &children).await?;
         if self.shared.config.sabotage.entry_before_node {
             self.announce(change.op, hash, node, None).await?;
         }
-        let turned = self.turn(change.op, parent.node, step, (parent.slot, to_node(step, node)?)).await;
-        match self.settle(&[fresh_leaf, fresh_node], turned)? {
+        let turn = (parent.slot, to_node(step, node)?);
+        let mut rooms = [&mut leaf_room, &mut node_room];
+        match self.turn(change.op, parent.node, step, turn, &mut rooms, None).await? {
             Turned::Done { .. } => {
                 marks::hit("edge_split");
                 self.announce(change.op, hash, node, None).await?;

@@ -7,11 +7,13 @@ use super::layout::{CHILDREN_AT, FROZEN, LOCK_AT, Phase, RECORD_BYTES, STATE_AT,
 use super::read::decode;
 use super::{MAX_ATTEMPTS, MAX_DEPTH, Nodes, Table, corrupt, image};
 use crate::api::IndexError;
+use crate::shared::heap::Room;
 use crate::shared::lock::Patience;
+use crate::shared::locks::settle_word;
 use crate::shared::surely;
 use farwood_fabric::clock::Nanos;
 use farwood_fabric::control::SessionState;
-use farwood_fabric::{Batch, GlobalAddr, Op, marks};
+use farwood_fabric::{Batch, Endpoint, FabricError, GlobalAddr, Op, Session, marks};
 
 /// How often a lock is looked at. With the waits between this is far beyond a lease.
 const MAX_LOOKS: u32 = 1_000_000;
@@ -32,6 +34,24 @@ impl Holder {
 
     fn term(self) -> u64 {
         self.0 >> Self::ACQUISITION_BITS
+    }
+}
+
+/// A subtable's lock, held or perhaps held. Who drops it leaves it to be freed in the background, once nothing of the holder can land any
+/// more; a split that was begun is taken up by whoever locks the subtable next.
+struct Locked {
+    session: Session,
+    endpoint: Endpoint,
+    lock: GlobalAddr,
+    mine: Holder,
+    is_held: bool,
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        if self.is_held {
+            settle_word(&self.session, &self.endpoint, self.lock, self.mine.0);
+        }
     }
 }
 
@@ -61,10 +81,12 @@ impl Table {
             }
             let holder = Holder(head.word(0));
             if self.is_free(op, holder, &mut patience).await? {
-                if let Some(mine) = self.lock(op, subtable, holder).await? {
+                // Before the lock, since it may take waiting.
+                let room = self.room(op).await;
+                if let Some(locked) = self.lock(op, subtable, holder).await? {
                     // Boxed: most operations never come here, and should not carry it about.
-                    let split = Box::pin(self.split(op, nodes, subtable, past)).await;
-                    return split.and(self.unlock(op, subtable, mine).await);
+                    let split = Box::pin(self.split(op, nodes, subtable, past, room)).await;
+                    return split.and(self.unlock(op, locked).await);
                 }
             }
             op.count_retry();
@@ -91,15 +113,16 @@ impl Table {
                 holder.term()
             )));
         }
-        let Some(mine) = self.lock(op, subtable, holder).await? else {
+        let room = self.room(op).await;
+        let Some(locked) = self.lock(op, subtable, holder).await? else {
             return Err(corrupt(format!("the hash subtable at {subtable} is in use")));
         };
         let split = match state.phase {
             Phase::Idle => Ok(()),
-            Phase::Splitting => Box::pin(self.split(op, nodes, subtable, state.depth)).await,
+            Phase::Splitting => Box::pin(self.split(op, nodes, subtable, state.depth, room)).await,
             Phase::Clearing => self.clear(op, subtable, state).await,
         };
-        split.and(self.unlock(op, subtable, mine).await)
+        split.and(self.unlock(op, locked).await)
     }
 
     /// Whether a lock can be taken: it is nobody's, or has been a dead session's for a while.
@@ -136,33 +159,44 @@ impl Table {
         }
     }
 
+    /// Room for another subtable.
+    async fn room(&self, op: &Op) -> Result<Room, FabricError> {
+        self.inner.pool.heap().room(op, self.server(), self.inner.class).await
+    }
+
     /// Takes the lock from whoever has it, as was seen.
-    async fn lock(&self, op: &Op, subtable: GlobalAddr, from: Holder) -> Result<Option<Holder>, IndexError> {
-        let pool = &self.inner.pool;
+    async fn lock(&self, op: &Op, subtable: GlobalAddr, from: Holder) -> Result<Option<Locked>, IndexError> {
+        let (pool, lock) = (&self.inner.pool, subtable.add(LOCK_AT));
         let mine = Holder::new(pool.session().term(), pool.next_acquisition());
-        let lock = subtable.add(LOCK_AT);
-        let is_mine = match op.cas(lock, from.0, mine.0).await {
+        let (session, endpoint) = (pool.session().clone(), op.endpoint().clone());
+        let mut locked = Locked { session, endpoint, lock, mine, is_held: true };
+        locked.is_held = match op.cas(lock, from.0, mine.0).await {
             Ok(before) => before == from.0,
             Err(error) => {
+                locked.is_held = error.is_unknown();
+                // Once reconnected it has happened or never will, and the word tells which. If that cannot be asked, it stays open.
                 surely::reconnected(op, error).await?;
                 surely::read_word(op, lock).await? == mine.0
             }
         };
-        if is_mine && from.0 != 0 {
+        if locked.is_held && from.0 != 0 {
             marks::hit("hash_lock_taken_over");
         }
-        Ok(is_mine.then_some(mine))
+        Ok(locked.is_held.then_some(locked))
     }
 
     /// Only the holder WRITEs the lock, and nobody else changes it while he lives.
-    async fn unlock(&self, op: &Op, subtable: GlobalAddr, mine: Holder) -> Result<(), IndexError> {
-        let lock = subtable.add(LOCK_AT);
+    async fn unlock(&self, op: &Op, mut locked: Locked) -> Result<(), IndexError> {
         for _ in 0..MAX_ATTEMPTS {
-            match op.write_word(lock, 0).await {
-                Ok(()) => return Ok(()),
+            match op.write_word(locked.lock, 0).await {
+                Ok(()) => {
+                    locked.is_held = false;
+                    return Ok(());
+                }
                 Err(error) => surely::reconnected(op, error).await?,
             }
-            if surely::read_word(op, lock).await? != mine.0 {
+            if surely::read_word(op, locked.lock).await? != locked.mine.0 {
+                locked.is_held = false;
                 return Ok(());
             }
         }
@@ -176,6 +210,7 @@ impl Table {
         nodes: &impl Nodes,
         subtable: GlobalAddr,
         past: u8,
+        room: Result<Room, FabricError>,
     ) -> Result<(), IndexError> {
         let record = surely::read(op, subtable, usize::try_from(RECORD_BYTES).unwrap_or(0)).await?;
         let mut state = decode(record.word(8), subtable)?;
@@ -197,15 +232,15 @@ impl Table {
             record.word(usize::try_from(child_at.offset() - subtable.offset()).unwrap_or(0)),
         );
         let child = if begun.is_null() {
-            self.inner.pool.heap().allocate(op, self.server(), self.inner.class).await?
+            let mut room = room?;
+            room.link();
+            room.addr()
         } else {
             marks::hit("hash_split_resumed");
             begun
         };
         // In this order: whoever goes on after us must find the child.
-        surely::write_word(op, child_at, child.to_raw())
-            .await
-            .inspect_err(|_| self.inner.pool.heap().abandon())?;
+        surely::write_word(op, child_at, child.to_raw()).await?;
         self.set_state(op, subtable, state.with(state.depth, Phase::Splitting)).await?;
         let moving = self.freeze(op, nodes, subtable, state).await?;
         surely::write(op, child, &image(self.inner.geometry, state.child(), &moving)).await?;
