@@ -84,6 +84,7 @@ fn smaller(trial: &Trial) -> Vec<Trial> {
     push(&|t| t.tasks = (t.tasks - 1).max(1));
     push(&|t| t.ops = (t.ops - t.ops.div_ceil(4)).max(1));
     push(&|t| t.tear = false);
+    push(&|t| t.long_ns = 0);
     for (n, fault) in faults.iter().enumerate() {
         if let Some(simpler) = earlier(*fault) {
             push(&|t| t.faults.faults[n] = simpler);

@@ -8,7 +8,7 @@
 //! 4. The structure is walked and verified, memory is accounted for, and the history is judged.
 
 use crate::check::{self, leaks};
-use crate::history::{Action, History};
+use crate::history::{Action, History, Outcome};
 use crate::mix::{self, Mix};
 use crate::spelling::Spelling;
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos};
@@ -32,8 +32,12 @@ use std::sync::Arc;
 /// How long a session lives without a heartbeat.
 const LEASE_NS: Nanos = MILLISECOND;
 const HEARTBEAT_NS: Nanos = 100 * MICROSECOND;
+/// How long a READ that lasts long may last: as many operations as a task does in a quarter of its life.
+const LONG_READ_NS: Nanos = 600 * MICROSECOND;
 /// How often a fenced compute server starts anew.
 const MAX_LIVES: u32 = 5;
+/// The client that a bulk load is written down as, key by key.
+const BULK_LOADER: u32 = u32::MAX;
 /// What the index is called.
 const INDEX: &str = "tried";
 /// How often the driver looks whether the dead can be recovered.
@@ -77,16 +81,24 @@ pub struct Trial {
     pub spelling: Spelling,
     /// Whether verbs tear.
     pub tear: bool,
+    /// How long some READs last, at most; 0: none lasts longer than others.
+    pub long_ns: Nanos,
     /// Whether half of the tasks empty the index while the others fill it, rather than all together: memory is used again sooner.
     pub churn: bool,
+    /// Whether the first task of the first compute server loads every other key in bulk, while the others only read at first.
+    pub bulk: bool,
     /// What goes wrong.
     pub faults: FaultPlan,
 }
 
 impl Trial {
-    /// The trial with up to four faults of any kind, drawn from its seed.
+    /// The trial with up to four faults of any kind, drawn from its seed; in one of four, some READs outlast many operations.
     #[must_use]
     pub fn with_random_faults(mut self) -> Self {
+        let mut world = Rng::with_seed(self.seed ^ 0x1095);
+        if world.u8(0..4) == 0 {
+            self.long_ns = world.u64(1..=LONG_READ_NS);
+        }
         let mut rng = Rng::with_seed(self.seed ^ 0xfa17);
         for _ in 0..rng.u32(0..=4) {
             let kind = rng.choice(FaultKind::ALL).unwrap_or(FaultKind::Kill);
@@ -145,7 +157,9 @@ impl Default for Trial {
             keys: 8,
             spelling: Spelling::Numbers,
             tear: true,
+            long_ns: 0,
             churn: false,
+            bulk: false,
             faults,
         }
     }
@@ -153,7 +167,8 @@ impl Default for Trial {
 
 impl fmt::Display for Trial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, servers, sessions, tasks, ops, keys, spelling, tear, churn, faults } = self;
+        let Self { seed, servers, sessions, tasks, ops, keys, spelling, tear, long_ns, churn, bulk, faults } =
+            self;
         write!(
             f,
             "seed={seed} servers={servers} sessions={sessions} tasks={tasks} ops={ops} keys={keys} tear={tear}"
@@ -161,8 +176,14 @@ impl fmt::Display for Trial {
         if *spelling != Spelling::Numbers {
             write!(f, " spell={spelling}")?;
         }
+        if *long_ns > 0 {
+            write!(f, " long={long_ns}")?;
+        }
         if *churn {
             f.write_str(" churn=true")?;
+        }
+        if *bulk {
+            f.write_str(" bulk=true")?;
         }
         if faults.faults.is_empty() { Ok(()) } else { write!(f, " {faults}") }
     }
@@ -214,7 +235,9 @@ fn set(trial: &mut Trial, word: &str) -> Option<()> {
         "keys" => trial.keys = value.parse().ok().filter(|n| (1..=4096).contains(n))?,
         "spell" => trial.spelling = value.parse().ok()?,
         "tear" => trial.tear = value.parse().ok()?,
+        "long" => trial.long_ns = value.parse().ok()?,
         "churn" => trial.churn = value.parse().ok()?,
+        "bulk" => trial.bulk = value.parse().ok()?,
         _ => return None,
     }
     Some(())
@@ -302,6 +325,7 @@ pub fn run<E: Engine>(engine: &E, trial: &Trial, settings: Settings) -> Result<R
     marks::reset();
     let mut config = SimConfig::adversarial(trial.seed);
     config.tear = trial.tear;
+    config.long_read_ns = trial.long_ns;
     config.sabotage = settings.sabotage;
     config.max_events =
         200_000 + u64::from(trial.sessions) * u64::from(trial.tasks) * u64::from(trial.ops) * 20_000;
@@ -496,14 +520,22 @@ async fn live<E: Engine>(
         .map(|task| {
             let (pool, attached, engine) = (pool.clone(), attached.clone(), engine.clone());
             let (log, left, keys) = (Rc::clone(log), Rc::clone(left), trial.keys);
+            let (bulk, ops) = (trial.bulk, trial.ops);
             let (spelling, phases) = (trial.spelling, if trial.churn { u32::from(task) } else { 0 });
             let seed = trial.seed ^ u64::from(client) << 40 ^ u64::from(life) << 32 ^ u64::from(task) << 16;
             keeper.spawn(async move {
                 let endpoint = pool.session().endpoint()?;
                 let index = engine.open(&attached, &endpoint, task)?;
                 let mut mix = Mix::new(seed, keys, engine.value_bytes()).spelled(spelling).ahead(phases);
+                if bulk && (client, life, task) == (0, 0, 0) {
+                    bulk_load(&engine, &index, &log, (keys, spelling)).await?;
+                }
                 while left.borrow()[usize::from(task)] > 0 {
-                    let action = mix.draw(left.borrow()[usize::from(task)], &mut log.borrow_mut().values);
+                    let left_now = left.borrow()[usize::from(task)];
+                    let mut action = mix.draw(left_now, &mut log.borrow_mut().values);
+                    while bulk && left_now > ops / 2 && !action.is_read() {
+                        action = mix.draw(left_now, &mut log.borrow_mut().values);
+                    }
                     left.borrow_mut()[usize::from(task)] -= 1;
                     perform(&index, &log, client * 100 + u32::from(task), action, &mut mix).await?;
                 }
@@ -528,6 +560,57 @@ async fn live<E: Engine>(
     result?;
     pool.leave(&keeper).await?;
     Ok(())
+}
+
+/// Loads every other key in bulk, which counts as a put of each: all of them happened, or none, or nobody knows.
+async fn bulk_load<E: Engine>(
+    engine: &E,
+    index: &E::Index,
+    log: &Rc<RefCell<Log>>,
+    (keys, spelling): (u64, Spelling),
+) -> Result<(), IndexError> {
+    let value_bytes = *engine.value_bytes().end();
+    let mut pairs: Vec<(Vec<u8>, Vec<u8>)> =
+        (0..keys).step_by(2).map(|n| (spelling.key(n), Vec::new())).collect();
+    pairs.sort_unstable();
+    pairs.dedup_by(|a, b| a.0 == b.0);
+    let mut ids = Vec::new();
+    for (key, value) in &mut pairs {
+        let mut log = log.borrow_mut();
+        log.values += 1;
+        *value = log.values.to_le_bytes().to_vec();
+        value.resize(value_bytes, value[0] | 1);
+        ids.push(log.history.invoke(BULK_LOADER, Action::Put { key: key.clone(), value: value.clone() }));
+    }
+    let loaded = engine.bulk_load(index, pairs.into_iter(), 1.0).await;
+    let mut log = log.borrow_mut();
+    match loaded {
+        Ok(_) => {
+            marks::hit("bulk_loaded");
+            for id in ids {
+                log.history.respond(id, Outcome::Done);
+            }
+            Ok(())
+        }
+        // Somebody was faster.
+        Err(IndexError::BadConfig { .. }) => {
+            marks::hit("bulk_load_refused");
+            for id in ids {
+                log.history.cancel(id);
+            }
+            Ok(())
+        }
+        Err(error) if error.is_unknown() => {
+            for id in ids {
+                log.history.unknown(id);
+            }
+            if error == IndexError::Fenced { Err(error) } else { Ok(()) }
+        }
+        Err(error) => {
+            log.trouble.get_or_insert(("a bulk load".to_owned(), error.clone()));
+            Err(error)
+        }
+    }
 }
 
 /// Does one operation and writes down what became of it. An error ends the task; the one that no fault explains is kept.
