@@ -23,7 +23,7 @@
 
 use crate::addr::{GlobalAddr, ServerId, SessionId};
 use crate::clock::{Nanos, SECOND};
-use crate::control::{ChunkInfo, Chore, Epochs, IndexId, Reply, Request, SessionInfo, SessionWord};
+use crate::control::{Chore, ChunkInfo, Epochs, IndexId, Reply, Request, SessionInfo, SessionWord};
 use crate::endpoint::{Endpoint, Op};
 use crate::error::FabricError;
 use crate::exec::{Executor, lock};
@@ -166,7 +166,10 @@ impl Session {
             };
             // Not to be had as a whole, so not at all: fenced, so that others shut it out of the servers that let it in. If this
             // fails too, the lease runs out.
-            let _ = member.op().control(ServerId::COORDINATOR, &Request::BeginFence { victim: id, force: true }).await;
+            let _ = member
+                .op()
+                .control(ServerId::COORDINATOR, &Request::BeginFence { victim: id, force: true })
+                .await;
             return Err(error);
         }
         let inner = Inner {

@@ -21,8 +21,8 @@
 use crate::Pool;
 use crate::api::{IndexError, KeyValue, OrderedIndex};
 use crate::engine::{AnyAttached, AnyEngine, AnyIndex, Engine};
-use farwood_fabric::control::IndexInfo;
 use farwood_fabric::Endpoint;
+use farwood_fabric::control::IndexInfo;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Bound;

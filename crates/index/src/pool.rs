@@ -23,7 +23,9 @@ use crate::shared::intents::Intents;
 use crate::shared::opening::{Opening, Openings};
 use farwood_fabric::clock::{MILLISECOND, Nanos};
 use farwood_fabric::control::{ControlError, IndexId, IndexInfo, IndexState, Reply, Request};
-use farwood_fabric::{CallError, Cluster, Endpoint, FabricError, Op, ServerId, Session, SessionId, SessionOptions};
+use farwood_fabric::{
+    CallError, Cluster, Endpoint, FabricError, Op, ServerId, Session, SessionId, SessionOptions,
+};
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -76,7 +76,8 @@ impl Catalog {
         self.next_id += 1;
         layout::store(memory, superblock::NEXT_INDEX_AT, self.next_id);
         layout::clear(memory, RegionId::BOARD, self.layout.anchor(slot).offset(), ANCHOR_BYTES);
-        let entry = Entry { id, name, engine, config, state: IndexState::Creating, drop_generation: 0, creator };
+        let entry =
+            Entry { id, name, engine, config, state: IndexState::Creating, drop_generation: 0, creator };
         store_parts(memory, self.layout.catalog_entry(slot), &entry);
         Ok(self.commit(memory, slot, entry))
     }
@@ -138,8 +139,7 @@ impl Catalog {
 
     /// Indexes that are being made by sessions that are not there any more.
     pub(crate) fn orphans(&self, is_there: impl Fn(u64) -> bool) -> Vec<String> {
-        let is_orphan =
-            |entry: &&Entry| entry.state == IndexState::Creating && !is_there(entry.creator);
+        let is_orphan = |entry: &&Entry| entry.state == IndexState::Creating && !is_there(entry.creator);
         self.slots.iter().flatten().filter(is_orphan).map(|entry| entry.name.clone()).collect()
     }
 

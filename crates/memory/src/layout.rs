@@ -397,6 +397,9 @@ mod tests {
         }
         let word = memory.load(RegionId::META, superblock::IDENTITY_AT);
         memory.store(RegionId::META, superblock::IDENTITY_AT, word + 1);
-        assert_eq!(recognise(&memory, &config), Err(StartError::FormatVersion { found: FORMAT_VERSION + 1, supported: FORMAT_VERSION }));
+        assert_eq!(
+            recognise(&memory, &config),
+            Err(StartError::FormatVersion { found: FORMAT_VERSION + 1, supported: FORMAT_VERSION })
+        );
     }
 }

@@ -90,6 +90,12 @@ impl Action {
             Self::Scan { .. } => None,
         }
     }
+
+    /// Whether it changes nothing.
+    #[must_use]
+    pub fn is_read(&self) -> bool {
+        matches!(self, Self::Get { .. } | Self::Scan { .. })
+    }
 }
 
 /// What a client was told.

@@ -17,7 +17,7 @@ pub use draw::{ADOPTION_MARKS, CALLS, FaultKind};
 pub use text::BadTrial;
 
 use crate::check::{self, leaks};
-use crate::history::{Action, History};
+use crate::history::{Action, History, Outcome};
 use crate::mix::{self, Mix};
 use crate::spelling::Spelling;
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos};
@@ -44,12 +44,16 @@ use std::task::Poll;
 /// How long a session lives without a heartbeat.
 const LEASE_NS: Nanos = MILLISECOND;
 const HEARTBEAT_NS: Nanos = 100 * MICROSECOND;
+/// How long a READ that lasts long may last: as many operations as a task does in a quarter of its life.
+const LONG_READ_NS: Nanos = 600 * MICROSECOND;
 /// How often a fenced compute server starts anew.
 const MAX_LIVES: u32 = 5;
 /// How often an operation that is given up has been polled by then, at most.
 const MAX_POLLS: u32 = 12;
 /// When a compute server leaves in the middle of its operations, at the latest.
 const LONGEST_STAY_NS: Nanos = 3 * LEASE_NS / 2;
+/// The client that a bulk load is written down as, key by key.
+const BULK_LOADER: u32 = u32::MAX;
 /// What the index is called.
 const INDEX: &str = "tried";
 /// How often the driver looks whether the dead have been recovered.
@@ -74,6 +78,8 @@ pub struct Trial {
     pub spelling: Spelling,
     /// Whether verbs tear.
     pub tear: bool,
+    /// How long some READs last, at most; 0: none lasts longer than others.
+    pub long_ns: Nanos,
     /// Whether half of the tasks empty the index while the others fill it, rather than all together: memory is used again sooner.
     pub churn: bool,
     /// Of a hundred operations, how many are given up in the middle: their future is dropped.
@@ -82,6 +88,8 @@ pub struct Trial {
     pub chunks: Option<u16>,
     /// How often each compute server leaves the pool in the middle of its operations and joins anew.
     pub leaves: u32,
+    /// Whether the first task of the first compute server loads every other key in bulk, while the others only read at first.
+    pub bulk: bool,
     /// What goes wrong.
     pub faults: FaultPlan,
 }
@@ -98,10 +106,12 @@ impl Default for Trial {
             keys: 8,
             spelling: Spelling::Numbers,
             tear: true,
+            long_ns: 0,
             churn: false,
             cancel: 0,
             chunks: None,
             leaves: 0,
+            bulk: false,
             faults,
         }
     }
@@ -191,6 +201,7 @@ pub fn run<E: Engine>(engine: &E, trial: &Trial, settings: Settings) -> Result<R
     marks::reset();
     let mut config = SimConfig::adversarial(trial.seed);
     config.tear = trial.tear;
+    config.long_read_ns = trial.long_ns;
     config.sabotage = settings.sabotage;
     config.max_events =
         200_000 + u64::from(trial.sessions) * u64::from(trial.tasks) * u64::from(trial.ops) * 20_000;
@@ -394,8 +405,15 @@ async fn live<E: Engine>(
                 let mut whims = Rng::with_seed(seed ^ 0xca9c_e100);
                 let client = client * 100 + u32::from(task);
                 let work = Work { trial: &trial, client, log: &log, leaving: &leaving };
+                if trial.bulk && (client, life, task) == (0, 0, 0) {
+                    bulk_load(&engine, &index, &log, (trial.keys, trial.spelling)).await?;
+                }
                 while left.borrow()[usize::from(task)] > 0 {
-                    let action = mix.draw(left.borrow()[usize::from(task)], &mut log.borrow_mut().values);
+                    let left_now = left.borrow()[usize::from(task)];
+                    let mut action = mix.draw(left_now, &mut log.borrow_mut().values);
+                    while trial.bulk && left_now > trial.ops / 2 && !action.is_read() {
+                        action = mix.draw(left_now, &mut log.borrow_mut().values);
+                    }
                     left.borrow_mut()[usize::from(task)] -= 1;
                     let patience = Patience::draw(trial.cancel, &mut whims);
                     work.perform(&index, action, patience, &mut mix).await?;
@@ -432,6 +450,57 @@ async fn live<E: Engine>(
     result?;
     pool.leave(&keeper).await?;
     Ok(())
+}
+
+/// Loads every other key in bulk, which counts as a put of each: all of them happened, or none, or nobody knows.
+async fn bulk_load<E: Engine>(
+    engine: &E,
+    index: &E::Index,
+    log: &Rc<RefCell<Log>>,
+    (keys, spelling): (u64, Spelling),
+) -> Result<(), IndexError> {
+    let value_bytes = *engine.value_bytes().end();
+    let mut pairs: Vec<(Vec<u8>, Vec<u8>)> =
+        (0..keys).step_by(2).map(|n| (spelling.key(n), Vec::new())).collect();
+    pairs.sort_unstable();
+    pairs.dedup_by(|a, b| a.0 == b.0);
+    let mut ids = Vec::new();
+    for (key, value) in &mut pairs {
+        let mut log = log.borrow_mut();
+        log.values += 1;
+        *value = log.values.to_le_bytes().to_vec();
+        value.resize(value_bytes, value[0] | 1);
+        ids.push(log.history.invoke(BULK_LOADER, Action::Put { key: key.clone(), value: value.clone() }));
+    }
+    let loaded = engine.bulk_load(index, pairs.into_iter(), 1.0).await;
+    let mut log = log.borrow_mut();
+    match loaded {
+        Ok(_) => {
+            marks::hit("bulk_loaded");
+            for id in ids {
+                log.history.respond(id, Outcome::Done);
+            }
+            Ok(())
+        }
+        // Somebody was faster.
+        Err(IndexError::BadConfig { .. }) => {
+            marks::hit("bulk_load_refused");
+            for id in ids {
+                log.history.cancel(id);
+            }
+            Ok(())
+        }
+        Err(error) if error.is_unknown() => {
+            for id in ids {
+                log.history.unknown(id);
+            }
+            if error == IndexError::Fenced { Err(error) } else { Ok(()) }
+        }
+        Err(error) => {
+            log.trouble.get_or_insert(("a bulk load".to_owned(), error.clone()));
+            Err(error)
+        }
+    }
 }
 
 /// How long a task waits for an operation before it drops its future: so many polls, and then at once, while something is under

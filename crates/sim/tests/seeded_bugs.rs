@@ -380,6 +380,16 @@ fn a_scan_that_asks_only_the_first_child() {
     radix_bug_is_caught("first_child_only", &tiny, |s| s.first_child_only = true, ladder);
 }
 
+/// One READ of a node lasts so long that a byte is in two of its slots, one of which leads to a leaf that has moved.
+#[test]
+fn a_scan_that_trusts_a_moved_leaf() {
+    let art = sphinx::Config::art();
+    let patient = |seed| Trial { keys: 12, ops: 100, long_ns: 600_000, ..swelling(seed) };
+    let failure =
+        radix_bug_is_caught("scan_trusts_moved_leaf", &art, |s| s.scan_trusts_moved_leaf = true, patient);
+    assert_eq!(failure.kind(), "history");
+}
+
 #[test]
 fn a_hash_table_that_is_resized_without_a_second_look() {
     // An entry that is lost costs only a longer way, since entries are hints: the check of the whole finds it.

@@ -4,7 +4,7 @@
 //! `BTreeMap` behind a lock; a scan asks all shards and merges. It knows no far memory, so it runs on `local` only. `null` answers
 //! everything with nothing at once; what it costs is what the bench itself costs.
 
-use farwood_fabric::{Endpoint, GlobalAddr, SessionId};
+use farwood_fabric::{Endpoint, GlobalAddr};
 use farwood_index::shared::heap::Class;
 use farwood_index::{Engine, IndexError, KeyValue, OrderedIndex, Pool};
 use rustc_hash::FxHasher;
@@ -69,10 +69,6 @@ impl Engine for ShardedMap {
 
     fn open(&self, (): &(), _: &Endpoint, _: u16) -> Result<Self, IndexError> {
         Ok(self.clone())
-    }
-
-    async fn recover(&self, (): &(), _: &Endpoint, _: SessionId) -> Result<(), IndexError> {
-        Ok(())
     }
 
     async fn check(&self, (): &(), _: &Endpoint) -> Result<Vec<(Class, GlobalAddr)>, IndexError> {
@@ -189,10 +185,6 @@ impl Engine for Nothing {
 
     fn open(&self, (): &(), _: &Endpoint, _: u16) -> Result<NothingHandle, IndexError> {
         Ok(NothingHandle { asked: std::cell::Cell::new(0), sum: Arc::clone(&self.asked) })
-    }
-
-    async fn recover(&self, (): &(), _: &Endpoint, _: SessionId) -> Result<(), IndexError> {
-        Ok(())
     }
 
     async fn check(&self, (): &(), _: &Endpoint) -> Result<Vec<(Class, GlobalAddr)>, IndexError> {

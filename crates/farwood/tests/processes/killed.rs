@@ -3,7 +3,9 @@
 use super::parts::{INDEX, KEYS, TREE_KEYS, TREES, cells, records};
 use super::world::{Over, Process, Servers, client, connect};
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND, SECOND};
-use farwood_fabric::{Batch, Endpoint, Executor, FabricError, GlobalAddr, RegionId, ServerId, Session, SessionOptions};
+use farwood_fabric::{
+    Batch, Endpoint, Executor, FabricError, GlobalAddr, RegionId, ServerId, Session, SessionOptions,
+};
 use farwood_index::{AnyEngine, Engine, Index, OrderedIndex, Pool};
 use farwood_sim::check::leaks;
 use farwood_sim::trial::join_options;

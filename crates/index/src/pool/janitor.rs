@@ -41,7 +41,12 @@ impl Pool {
     }
 
     /// One heartbeat, and what it brings.
-    async fn beat(&self, endpoint: &Endpoint, janitor: &Endpoint, chores: &Rc<Cell<u32>>) -> Result<(), FabricError> {
+    async fn beat(
+        &self,
+        endpoint: &Endpoint,
+        janitor: &Endpoint,
+        chores: &Rc<Cell<u32>>,
+    ) -> Result<(), FabricError> {
         let session = &self.session;
         let chore = if chores.get() < MAX_CHORES {
             session.heartbeat_and_chore(endpoint).await?.1

@@ -162,7 +162,10 @@ impl Pool {
 
     /// The indexes in which a session may have worked, each with who knows it; `None` if nobody knows one of them. To be asked after
     /// the session is fenced: it opens no more.
-    async fn indexes_in_use(&self, op: &Op) -> Result<Option<Vec<(IndexInfo, Arc<dyn Recoverer>)>>, IndexError> {
+    async fn indexes_in_use(
+        &self,
+        op: &Op,
+    ) -> Result<Option<Vec<(IndexInfo, Arc<dyn Recoverer>)>>, IndexError> {
         let mut known = Vec::new();
         for info in self.list_indexes(op).await? {
             // One that is being made, or dropped, has no locks that anybody waits for.
@@ -205,7 +208,10 @@ impl Pool {
             self.session.heartbeat(endpoint).await?;
         }
         if !self.session.is_safe(stamp) {
-            return Err(FabricError::RetriesExhausted { what: "the epochs to go on", attempts: MAX_GRACE_WAITS });
+            return Err(FabricError::RetriesExhausted {
+                what: "the epochs to go on",
+                attempts: MAX_GRACE_WAITS,
+            });
         }
         marks::hit("adopt_safe");
         let op = endpoint.op();

@@ -707,7 +707,12 @@ impl Heap {
             let mut state = self.state();
             state.pools.retain(|(_, class), _| !work.indexes.contains(&class.index));
             let of_dropped = |retired: &Retired| work.indexes.contains(&retired.class.index);
-            state.limbo.iter().filter(|retired| of_dropped(retired)).filter_map(|retired| retired.slot).collect()
+            state
+                .limbo
+                .iter()
+                .filter(|retired| of_dropped(retired))
+                .filter_map(|retired| retired.slot)
+                .collect()
         };
         for slot in slots {
             surely::write_word(&op, slot, 0).await?;

@@ -161,11 +161,7 @@ impl Redo {
     }
 
     /// The bytes of an intent of one WRITE, under one lock, for this place.
-    pub fn encode_one(
-        lock: HeldWord,
-        (addr, bytes): (GlobalAddr, &[u8]),
-        at: GlobalAddr,
-    ) -> Vec<u8> {
+    pub fn encode_one(lock: HeldWord, (addr, bytes): (GlobalAddr, &[u8]), at: GlobalAddr) -> Vec<u8> {
         encode(&[lock], Self::encoded_bytes_of_one(bytes.len()), iter::once((addr, bytes)), at)
     }
 

@@ -104,7 +104,11 @@ mod tests {
         openings.drop_all(&[1, 7]);
         assert_eq!(a.check(), Err(IndexError::Dropped));
         assert_eq!(b.check(), Ok(()));
-        assert_eq!(openings.of(3, || true).check(), Err(IndexError::Dropped), "the drop was learned of before");
+        assert_eq!(
+            openings.of(3, || true).check(),
+            Err(IndexError::Dropped),
+            "the drop was learned of before"
+        );
         openings.close();
         assert_eq!(b.check(), Err(IndexError::Closed));
         assert_eq!(openings.of(4, || false).check(), Err(IndexError::Closed));

@@ -116,8 +116,10 @@ fn unknown_procedures_and_strangers_are_refused() {
 #[test]
 fn a_repeated_open_is_answered_with_the_same_session() {
     let mut world = world();
-    let call =
-        world.control(SessionId::NONE, &Request::OpenSession { read_only: false, reaper: false, label: Label::default() });
+    let call = world.control(
+        SessionId::NONE,
+        &Request::OpenSession { read_only: false, reaper: false, label: Label::default() },
+    );
     let first = world.send(&call);
     assert!(matches!(first[..], [HostAction::Admit { .. }, HostAction::Reply { .. }]), "{first:?}");
     let first = outcome(&call, first);
@@ -190,8 +192,10 @@ fn sessions_are_listed_with_who_they_are_and_who_adopts_them() {
 fn a_refused_open_may_be_tried_again_under_another_name() {
     let mut world = world();
     let full: Vec<_> = (0..4).map(|_| world.open().unwrap().0).collect();
-    let call =
-        world.control(SessionId::NONE, &Request::OpenSession { read_only: false, reaper: false, label: Label::default() });
+    let call = world.control(
+        SessionId::NONE,
+        &Request::OpenSession { read_only: false, reaper: false, label: Label::default() },
+    );
     let refusal = Err(CallError::Control(ControlError::SessionsFull { max: 4 }));
     assert_eq!(outcome(&call, world.send(&call)), refusal);
     world.done(full[0], Request::CloseSession {});

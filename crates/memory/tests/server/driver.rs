@@ -93,7 +93,10 @@ impl<M: ServerMemory> World<M> {
     }
 
     pub(crate) fn open_with_term(&mut self) -> Result<(SessionId, u64, Epochs), CallError> {
-        match self.ask(SessionId::NONE, Request::OpenSession { read_only: false, reaper: false, label: Label::default() })? {
+        match self.ask(
+            SessionId::NONE,
+            Request::OpenSession { read_only: false, reaper: false, label: Label::default() },
+        )? {
             Reply::Session { session, term, epochs, .. } => Ok((session, term, epochs)),
             other => panic!("{other:?}"),
         }

@@ -304,9 +304,10 @@ impl Side {
     }
 
     fn open(&mut self) {
-        let call = self
-            .world
-            .control(SessionId::NONE, &Request::OpenSession { read_only: false, reaper: false, label: Label::default() });
+        let call = self.world.control(
+            SessionId::NONE,
+            &Request::OpenSession { read_only: false, reaper: false, label: Label::default() },
+        );
         let actions = self.world.send(&call);
         let admitted = actions.iter().find_map(|action| match action {
             HostAction::Admit { session, term, permissions } => Some((*session, *term, *permissions)),
@@ -414,7 +415,9 @@ impl Side {
             }
             What::Beat => {
                 let expected = self.admitted(caller).and_then(|()| self.leads());
-                let reply = self.world.ask(caller, Request::Heartbeat { oldest_pin: 0, flushed: 0, does_chores: false });
+                let reply = self
+                    .world
+                    .ask(caller, Request::Heartbeat { oldest_pin: 0, flushed: 0, does_chores: false });
                 match expected {
                     Err(error) => assert_eq!(reply, refused(error)),
                     Ok(()) => {
@@ -483,8 +486,10 @@ proptest! {
 #[test]
 fn a_session_that_only_reads_is_held_to_it() {
     let mut world = World::new(ServerConfig::tiny(ServerId::new(0), 1, 2));
-    let call =
-        world.control(SessionId::NONE, &Request::OpenSession { read_only: true, reaper: false, label: Label::default() });
+    let call = world.control(
+        SessionId::NONE,
+        &Request::OpenSession { read_only: true, reaper: false, label: Label::default() },
+    );
     let actions = world.send(&call);
     assert!(matches!(actions[0], HostAction::Admit { permissions: Permissions::READ, .. }));
     let Ok(Reply::Session { session, .. }) = understand(outcome(&call, actions)) else { panic!() };
@@ -500,7 +505,8 @@ fn a_session_that_only_reads_is_held_to_it() {
 fn the_number_of_a_dead_session_counts_until_it_is_fenced() {
     let mut world = World::new(ServerConfig::tiny(ServerId::new(0), 1, 2));
     let [(a, _), (b, _)] = [world.open().unwrap(), world.open().unwrap()];
-    let beat = |world: &mut World| match world.ask(b, Request::Heartbeat { oldest_pin: u64::MAX, flushed: 0, does_chores: false })
+    let beat = |world: &mut World| match world
+        .ask(b, Request::Heartbeat { oldest_pin: u64::MAX, flushed: 0, does_chores: false })
     {
         Ok(Reply::Alive { epochs, .. }) => epochs.safe,
         other => panic!("{other:?}"),

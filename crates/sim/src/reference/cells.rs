@@ -23,9 +23,7 @@
 
 use super::{Attached, Bugs, Geometry, Handle, Opened, corrupt};
 use crate::history::Value;
-use farwood_fabric::control::{
-    ANCHOR_BYTES, INTENT_BYTES, IndexId, IndexInfo, RETIRE_SLOTS, Reply, Request,
-};
+use farwood_fabric::control::{ANCHOR_BYTES, INTENT_BYTES, IndexId, IndexInfo, RETIRE_SLOTS, Reply, Request};
 use farwood_fabric::session::Estate;
 use farwood_fabric::{
     Batch, Buf, CallError, Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId, SessionId, marks,

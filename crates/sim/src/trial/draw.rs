@@ -1,6 +1,6 @@
 //! Drawing what goes wrong in a trial, from its seed.
 
-use super::{LEASE_NS, Trial};
+use super::{LEASE_NS, LONG_READ_NS, Trial};
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND};
 use farwood_fabric::transport::sim::{Fault, MarkName};
 use fastrand::Rng;
@@ -39,8 +39,17 @@ impl FaultKind {
 }
 
 /// The steps of the recovery of a dead session, in their order: whoever recovers it may die at each.
-pub const ADOPTION_MARKS: [&str; 6] =
-    ["adopt_fenced", "adopt_begun", "adopt_replayed", "adopt_unlocked", "adopt_inherited", "adopt_finished"];
+pub const ADOPTION_MARKS: [&str; 9] = [
+    "adopt_fence_begun",
+    "adopt_fenced",
+    "adopt_begun",
+    "adopt_intent_written",
+    "adopt_replayed",
+    "adopt_unlocked",
+    "adopt_safe",
+    "adopt_freed",
+    "adopt_finished",
+];
 
 /// The control calls in the middle of whose sequences it matters to die: fencing, adopting, dropping, joining, creating, leaving.
 pub const CALLS: [&str; 14] = [
@@ -62,9 +71,13 @@ pub const CALLS: [&str; 14] = [
 
 impl Trial {
     /// The trial with up to four faults of any kind, drawn from its seed. Where somebody dies, those who clean up may die of it
-    /// too, one after the other.
+    /// too, one after the other. In one of four, some READs outlast many operations.
     #[must_use]
     pub fn with_random_faults(mut self) -> Self {
+        let mut world = Rng::with_seed(self.seed ^ 0x1095);
+        if world.u8(0..4) == 0 {
+            self.long_ns = world.u64(1..=LONG_READ_NS);
+        }
         let mut rng = Rng::with_seed(self.seed ^ 0xfa17);
         for _ in 0..rng.u32(0..=4) {
             let kind = rng.choice(FaultKind::ALL).unwrap_or(FaultKind::Kill);

@@ -8,7 +8,7 @@ use std::str::FromStr;
 impl fmt::Display for Trial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seed, servers, sessions, tasks, ops, keys, tear, .. } = self;
-        let Self { spelling, churn, cancel, chunks, leaves, faults, .. } = self;
+        let Self { spelling, long_ns, churn, bulk, cancel, chunks, leaves, faults, .. } = self;
         write!(
             f,
             "seed={seed} servers={servers} sessions={sessions} tasks={tasks} ops={ops} keys={keys} tear={tear}"
@@ -16,8 +16,14 @@ impl fmt::Display for Trial {
         if *spelling != Spelling::Numbers {
             write!(f, " spell={spelling}")?;
         }
+        if *long_ns > 0 {
+            write!(f, " long={long_ns}")?;
+        }
         if *churn {
             f.write_str(" churn=true")?;
+        }
+        if *bulk {
+            f.write_str(" bulk=true")?;
         }
         if *cancel > 0 {
             write!(f, " cancel={cancel}")?;
@@ -78,7 +84,9 @@ fn set(trial: &mut Trial, word: &str) -> Option<()> {
         "keys" => trial.keys = value.parse().ok().filter(|n| (1..=4096).contains(n))?,
         "spell" => trial.spelling = value.parse().ok()?,
         "tear" => trial.tear = value.parse().ok()?,
+        "long" => trial.long_ns = value.parse().ok()?,
         "churn" => trial.churn = value.parse().ok()?,
+        "bulk" => trial.bulk = value.parse().ok()?,
         "cancel" => trial.cancel = value.parse().ok().filter(|n| *n <= 100)?,
         "chunks" => trial.chunks = Some(value.parse().ok().filter(|n| *n > 0)?),
         "leaves" => trial.leaves = value.parse().ok().filter(|n| *n <= 16)?,

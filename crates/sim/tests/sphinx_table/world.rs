@@ -7,9 +7,7 @@ use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::server::ServerLogic;
 use farwood_fabric::transport::sim::{Fault, Sim, SimConfig};
-use farwood_fabric::{
-    Cluster, Endpoint, GlobalAddr, Op, RegionId, ServerId, SessionOptions, marks,
-};
+use farwood_fabric::{Cluster, Endpoint, GlobalAddr, Op, RegionId, ServerId, SessionOptions, marks};
 use farwood_index::engine::PLAIN;
 use farwood_index::engine::sphinx::table::{Census, Config, Nodes, Sabotage, Slot, Table};
 use farwood_index::shared::heap::Class;

@@ -131,5 +131,37 @@ fn a_seed_replays_exactly() {
     for seed in 0..10 {
         let trial = crowded(seed, SPELLINGS[usize::try_from(seed).expect("small") % 5]).with_random_faults();
         assert_eq!(tree(&Config::tiny(), &trial), tree(&Config::tiny(), &trial), "{trial}");
+        let patient = Trial { long_ns: 600_000, ..trial };
+        assert_eq!(tree(&Config::tiny(), &patient), tree(&Config::tiny(), &patient), "{patient}");
     }
+}
+
+#[test]
+fn reads_that_outlast_many_operations() {
+    let mut sum = Sum::default();
+    for seed in 0..trials(6) {
+        for config in [&Config::art(), &Config::tiny()] {
+            for spelling in SPELLINGS {
+                let patient = Trial { long_ns: 600_000, ..crowded(seed, spelling) };
+                sum.add(&tree(config, &patient));
+                sum.add(&tree(config, &Trial { keys: 14, churn: seed % 2 == 1, ..patient.clone() }));
+                sum.add(&tree(config, &patient.with_faults(FaultKind::Kill, 3)));
+            }
+        }
+    }
+    sum.assert_ran(&[
+        ("byte_in_two_slots", 1),
+        ("torn_read", 100),
+        ("dead_node_met", 100),
+        ("node_shrunk", 100),
+    ]);
+}
+
+/// Found on real threads, near and far: while one READ of a node lasted, a key's leaf moved, was deleted, and the key came back behind another
+/// slot. A scan followed both slots and returned the key twice.
+#[test]
+fn a_scan_returns_a_key_once_whose_byte_was_seen_in_two_slots() {
+    let trial = "seed=144 servers=3 sessions=4 tasks=4 ops=100 keys=12 tear=true long=600000";
+    let report = tree(&Config::art(), &trial.parse().expect("a trial"));
+    assert!(report.marks.contains_key("byte_in_two_slots"), "{:?}", report.marks);
 }

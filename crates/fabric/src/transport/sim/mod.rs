@@ -84,6 +84,9 @@ pub struct SimConfig {
     pub tear: bool,
     /// How long the effects of one verb may spread.
     pub window_ns: Nanos,
+    /// How long those of one READ in sixteen may spread instead: the contract sets no bound, and a READ that outlasts many operations
+    /// sees words of very different ages. 0: none does. Only where verbs tear.
+    pub long_read_ns: Nanos,
     /// How long messages take.
     pub latency: Latency,
     /// When a client gives up on a completion or a reply.
@@ -109,6 +112,7 @@ impl SimConfig {
             seed,
             tear: true,
             window_ns: 2 * MICROSECOND,
+            long_read_ns: 0,
             latency: Latency {
                 min_ns: 300,
                 max_ns: 2500,

@@ -2,8 +2,12 @@
 //!
 //! A cursor is the key from which on (or down from which) nothing is known yet. Leaves are read several at a time, as the cache names
 //! them; one is taken if it is whole and covers the cursor, which then moves to its other end. Where the cache does not lead
-//! on, the leaf is looked for like any other. So a scan covers every key once, whatever the tree does meanwhile; each leaf is as it was at
-//! some instant of the scan.
+//! on, the leaf is looked for like any other. So a scan covers every key once, whatever the tree does meanwhile; each block of a leaf is as it
+//! was at some instant of the scan.
+//!
+//! **A key in two slots.** Blocks are read at different instants, so a key that was deleted and inserted again meanwhile can be seen in two
+//! slots. What either says was so when its block was read, and a scan owes each key one instant of its own: one of them is the answer, and
+//! it does not matter which. (That a key seen in no slot was nowhere at some instant is shown in `node`.)
 
 use super::Tree;
 use super::node::{Head, Node};
@@ -42,6 +46,11 @@ impl Scan<'_> {
     fn take(&mut self, leaf: &Node) {
         let Some(cursor) = &self.cursor else { return };
         let mut slots = leaf.sorted();
+        let read = slots.len();
+        slots.dedup_by(|a, b| leaf.key(*a) == leaf.key(*b));
+        if slots.len() < read {
+            marks::hit("key_in_two_slots");
+        }
         slots.retain(|slot| {
             let key = leaf.key(*slot);
             let ahead = if self.reverse { key <= cursor.as_slice() } else { key >= cursor.as_slice() };

@@ -90,6 +90,9 @@ pub struct Sabotage {
     pub first_child_only: bool,
     /// A key goes where its bytes lead, whatever the prefix of the node there.
     pub skip_prefix_check: bool,
+    /// A scan follows both slots of a byte that it saw in two, and takes a leaf that has moved for one that counts, though the key is found
+    /// behind the other slot too.
+    pub scan_trusts_moved_leaf: bool,
 }
 
 /// How a compute server works on an index.

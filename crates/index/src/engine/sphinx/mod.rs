@@ -197,7 +197,6 @@ impl Shared {
     fn node_class(&self, kind: NodeKind) -> Class {
         node_class(self.info.id, kind)
     }
-
 }
 
 fn node_class(index: IndexId, kind: NodeKind) -> Class {

@@ -6,6 +6,7 @@ pub(super) mod prefix;
 use super::layout::{
     Head, NODE_END_AT, NODE_HASH_AT, NODE_HEAD_AT, NODE_SLOTS_AT, NodeKind, Slot, Step, Target,
 };
+use farwood_fabric::marks;
 use farwood_fabric::mem::Words;
 use smallvec::SmallVec;
 use std::ops::Deref;
@@ -153,18 +154,38 @@ impl<B: Image> Node<B> {
         children
     }
 
-    /// Its slots, in the order of their bytes, in the place of what `slots` held; and its end slot, which may be empty.
-    pub(super) fn slots_into(&self, slots: &mut Vec<Slot>) -> Slot {
+    /// The same for a reader without the lock, who may have seen a step in two slots: one for each step.
+    ///
+    /// Words of a READ are of different ages, and a byte whose slot was cleared can have come back in another one meanwhile. Either slot led
+    /// to all keys of that byte at the instant when it was read, so whoever follows one of them, and only one, learns for each key what was
+    /// so at some instant since. Both together would tell of some keys twice, and not in their order. A step that was seen in no slot led
+    /// nowhere at some instant: it is never in two slots at once, and moves only by being cleared first.
+    pub(super) fn distinct_children(&self) -> Children {
+        let mut children = self.children();
+        let read = children.len();
+        children.dedup_by_key(|(step, _)| *step);
+        note_if_fewer(children.len(), read);
+        children
+    }
+
+    /// Its slots, in the order of their bytes, in the place of what `slots` held; and its end slot, which may be empty. If they are to be
+    /// `distinct`, one for each byte, as in [`Node::distinct_children`].
+    pub(super) fn slots_into(&self, slots: &mut Vec<Slot>, distinct: bool) -> Slot {
         slots.clear();
-        let (mut last, mut are_sorted) = (0, true);
+        let (mut next, mut are_ascending) = (0, true);
         for slot in self.slots_at().map(|at| self.slot(at)).filter(|slot| !slot.is_empty()) {
             // They are, if keys came in their order.
-            are_sorted &= last <= slot.byte();
-            last = slot.byte();
+            are_ascending &= next <= u16::from(slot.byte());
+            next = u16::from(slot.byte()) + 1;
             slots.push(slot);
         }
-        if !are_sorted {
+        if !are_ascending {
             slots.sort_unstable_by_key(|slot| slot.byte());
+            if distinct {
+                let read = slots.len();
+                slots.dedup_by_key(|slot| slot.byte());
+                note_if_fewer(slots.len(), read);
+            }
         }
         self.slot(NODE_END_AT)
     }
@@ -185,6 +206,12 @@ impl<B: Image> Node<B> {
         let children = self.children();
         children.windows(2).all(|pair| pair[0].0 < pair[1].0)
             && children.iter().all(|(_, slot)| slot.target().is_some_and(|to| to != Target::Empty))
+    }
+}
+
+fn note_if_fewer(kept: usize, read: usize) {
+    if kept < read {
+        marks::hit("byte_in_two_slots");
     }
 }
 

@@ -1,7 +1,12 @@
 //! Ranges, forwards and backwards.
 //!
 //! A scan goes through the tree in the order of keys and keeps a list of what is still to be looked at: slots that this operation read, each with
-//! what is known of the keys below. So every key is looked at once, and each node and leaf is as it was at some instant of the scan.
+//! what is known of the keys below.
+//!
+//! **Every key once, each at an instant of its own.** A slot led to all keys of its step at the instant when its word was read, which is one of
+//! the scan's. What was found below it, a leaf that has moved or a node that is dead included, was so then or later: they do not change once
+//! they are frozen, and were linked until then. So each slot gives a true answer for all keys of its step, and of a step that was seen in two
+//! slots of one node only one is followed (`Node::distinct_children`): the keys of different steps are different, and in order.
 //!
 //! | file | what it is |
 //! |---|---|
@@ -73,6 +78,8 @@ struct Scan<'a> {
     edges: Edges<'a>,
     limit: usize,
     reverse: bool,
+    /// Of each step one slot is followed. Always, but for a test of the tests.
+    distinct: bool,
     /// Where pairs go, and how many went there.
     each: &'a mut dyn FnMut(&[u8], &[u8]),
     found: usize,
@@ -183,7 +190,8 @@ impl Tree {
         let seed = self.shared.seed;
         let edges = Edges { start: Edge::of(range.0, seed), end: Edge::of(range.1, seed) };
         let on_edge = OnEdge { start: edges.start.is_some(), end: edges.end.is_some() };
-        let mut scan = Scan { range, edges, limit, reverse, each, found: 0 };
+        let distinct = !self.shared.config.sabotage.scan_trusts_moved_leaf;
+        let mut scan = Scan { range, edges, limit, reverse, distinct, each, found: 0 };
         let root = self.shared.root;
         if self.endpoint.capabilities().immediate {
             self.scan_near(&op, &mut scan, root, on_edge).await?;

@@ -31,6 +31,21 @@ fn node(kind: NodeKind, children: &Children) -> Node<Vec<u8>> {
     Node::accept(kind, build(head, 99, children)).expect("a node")
 }
 
+/// A reader saw byte 7 in the slot that it had and, later, in the one that it came back to.
+#[test]
+fn of_a_byte_that_was_seen_in_two_slots_a_reader_follows_one() {
+    let seen: Children = [7, 3, 7, 9].map(Step::Byte).map(|step| (step, slot(step))).into_iter().collect();
+    let node = node(NodeKind::N4, &seen);
+    assert!(!node.is_sound(), "whoever has the lock sees no such thing");
+    let bytes = [3, 7, 9];
+    assert_eq!(node.distinct_children(), children(bytes.map(Step::Byte)));
+    let mut slots = Vec::new();
+    node.slots_into(&mut slots, true);
+    assert_eq!(slots, bytes.map(|byte| slot(Step::Byte(byte))));
+    node.slots_into(&mut slots, false);
+    assert_eq!(slots.len(), 4);
+}
+
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let bytes = proptest::collection::btree_set(any::<u8>(), 0..=256);
     (bytes, any::<bool>()).prop_map(|(bytes, with_end)| {

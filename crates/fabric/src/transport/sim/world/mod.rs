@@ -3,7 +3,8 @@
 //! A batch becomes a *flight*. Each of its verbs has a window of virtual time in which it takes effect:
 //!
 //! 1. `Start`: the verb arrives. A verb of one word takes effect at once. A longer one opens its window and, if another
-//!    verb that conflicts with it is open, both are torn: their words fall into pieces with times of their own.
+//!    verb that conflicts with it is open, both are torn: their words fall into pieces with times of their own. A READ may be one
+//!    that lasts long ([`SimConfig::long_read_ns`]); then it opens a window even for one word.
 //!    A WRITE to a word that an atomic has changed which is still on its way may be lost (contract, rule 4).
 //! 2. `Piece`: some words of a torn verb take effect.
 //! 3. `End`: what has not taken effect yet does. The batch's next verb starts, after a full round trip if a fence stands
@@ -54,6 +55,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
+
+/// One READ in so many lasts long, where READs do.
+const LONG_READ_ONE_IN: u32 = 16;
 
 /// The group of a server's procedures.
 pub(super) fn server_group(server: usize) -> GroupId {
@@ -155,6 +159,8 @@ pub struct SimCounts {
     pub failed_reconnects: u64,
     /// Completions and replies that a cut line kept back.
     pub cut_off: u64,
+    /// READs that lasted long.
+    pub long: u64,
 }
 
 pub(super) struct World {
@@ -762,10 +768,11 @@ impl World {
             return;
         }
         self.tear_conflicting(key);
+        let long = self.draw_long_read(key);
         let flight = &self.flights[key];
         let verb = &flight.verbs[flight.next];
-        let (cut_here, instant) =
-            (flight.cut_at == Some(flight.next), !self.config.tear || verb.in_one_word());
+        let is_instant = !self.config.tear || (verb.in_one_word() && long.is_none());
+        let (cut_here, instant) = (flight.cut_at == Some(flight.next), is_instant);
         if instant && cut_here {
             self.cut(key);
             return;
@@ -775,7 +782,7 @@ impl World {
             self.next_verb(key);
             return;
         }
-        let window = match self.spread(key) {
+        let window = match self.spread(key).or(long) {
             Some(window) => window,
             None => self.rng.u64(1..=self.config.window_ns) * if near { 1 } else { self.slowness(server) },
         };
@@ -793,6 +800,21 @@ impl World {
         }
         let flying = self.flying(key);
         self.schedule(ends_at, Event::new(What::End, flying));
+    }
+
+    /// How long the current verb of a flight lasts, if it is a READ and one of those that last long.
+    fn draw_long_read(&mut self, key: usize) -> Option<Nanos> {
+        let most = self.config.long_read_ns;
+        // Worlds without them draw nothing, so that their seeds stay what they were.
+        if most == 0 || !self.config.tear || self.cost.is_some() {
+            return None;
+        }
+        let flight = &self.flights[key];
+        if flight.verbs[flight.next].mutates() || self.rng.u32(0..LONG_READ_ONE_IN) != 0 {
+            return None;
+        }
+        self.counts.long += 1;
+        Some(self.rng.u64(1..=most))
     }
 
     fn end(&mut self, key: usize) {

@@ -165,7 +165,7 @@ impl Tree {
             Side::Behind => return Ok(true),
             Side::Inside(on_edge) => on_edge,
         };
-        let mut children = image.children();
+        let mut children = if scan.distinct { image.distinct_children() } else { image.children() };
         if scan.reverse {
             children.reverse();
         }

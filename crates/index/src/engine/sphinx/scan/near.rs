@@ -61,8 +61,8 @@ impl Room {
     }
 
     /// Takes a node's slots; its depth, and the hash of its prefix.
-    fn take_slots<B: Image>(&mut self, node: &Node<B>) -> (usize, u64) {
-        self.end = node.slots_into(&mut self.slots);
+    fn take_slots<B: Image>(&mut self, scan: &Scan<'_>, node: &Node<B>) -> (usize, u64) {
+        self.end = node.slots_into(&mut self.slots, scan.distinct);
         (node.head.depth, node.hash())
     }
 
@@ -73,7 +73,7 @@ impl Room {
             op.expect(next.addr, next.kind.bytes());
         }
         let seen = op.look(node.addr, node.kind.bytes(), |words| {
-            Node::accept(node.kind, InPlace(words)).map(|image| self.take_slots(&image))
+            Node::accept(node.kind, InPlace(words)).map(|image| self.take_slots(scan, &image))
         });
         let Some(seen) = seen else { return Ok(false) };
         let (depth, hash) = seen?.ok_or_else(|| no_node(node))?;
@@ -201,7 +201,7 @@ impl Tree {
         on_edge: OnEdge,
     ) -> Result<(), IndexError> {
         let image = self.read_node(op, node).await?;
-        let (depth, hash) = room.take_slots(&image);
+        let (depth, hash) = room.take_slots(scan, &image);
         match self.side_of(op, scan, (node, depth, hash), on_edge).await? {
             Side::Outside => {}
             // Leaves that are coming lie in front of it.

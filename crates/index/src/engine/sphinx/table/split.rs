@@ -126,12 +126,7 @@ impl Table {
     }
 
     /// Whether a lock can be taken: it is nobody's, or has been a dead session's for a while.
-    async fn is_free(
-        &self,
-        op: &Op,
-        holder: Holder,
-        patience: &mut Patience,
-    ) -> Result<bool, IndexError> {
+    async fn is_free(&self, op: &Op, holder: Holder, patience: &mut Patience) -> Result<bool, IndexError> {
         if holder.0 == 0 {
             return Ok(true);
         }
