@@ -229,31 +229,37 @@ impl SessionTable {
         }
     }
 
-    /// (Coordinator) A session that needs recovery, which `by` is now asked for.
+    /// (Coordinator) A session that needs recovery, which `by` is now asked for. Those whom nobody has adopted come first: an adoption
+    /// waits for epochs, which they hold.
     pub(crate) fn offer(&mut self, by: SessionId, now: Nanos) -> Option<SessionId> {
-        let stands_for = if self.lease_ns == 0 { OFFER_NS } else { self.lease_ns / OFFERS_PER_LEASE };
-        for number in 0..self.max() {
-            let session = SessionId::new(number + 1);
-            let slot = self.slots[usize::from(number)];
-            let needs_recovery = match slot.state {
-                State::Free => false,
-                State::Active => self.lease_left_ns(number, now) == 0,
-                State::Fencing | State::Fenced => true,
-                // Whoever has begun is reminded. If it dies, it is recovered itself, and gives the adoption up.
-                State::Adopting { by: adopter } => adopter == by,
-            };
-            // Whoever had the last offer comes after those who had none.
-            let stands = slot.offered.is_some_and(|(to, since)| {
-                let times = if to == by { 2 } else { 1 };
-                let is_there = self.state(to) == State::Active && !self.is_lost(to);
-                is_there && now.saturating_sub(since) < stands_for * times
-            });
-            if session != by && needs_recovery && !stands {
-                self.slots[usize::from(number)].offered = Some((by, now));
-                return Some(session);
-            }
+        let slot = (0..self.max())
+            .find(|slot| self.needs_fence(*slot, now) && !self.stands(*slot, by, now))
+            .or_else(|| {
+                // Whoever has adopted is reminded. If it dies, it is recovered itself, and gives the adoption up.
+                let is_adopted = |slot: &u16| self.slots[usize::from(*slot)].state == State::Adopting { by };
+                (0..self.max()).find(|slot| is_adopted(slot) && !self.stands(*slot, by, now))
+            })?;
+        self.slots[usize::from(slot)].offered = Some((by, now));
+        let session = SessionId::new(slot + 1);
+        (session != by).then_some(session)
+    }
+
+    fn needs_fence(&self, slot: u16, now: Nanos) -> bool {
+        match self.slots[usize::from(slot)].state {
+            State::Free | State::Adopting { .. } => false,
+            State::Active => self.lease_left_ns(slot, now) == 0,
+            State::Fencing | State::Fenced => true,
         }
-        None
+    }
+
+    /// Whether an earlier offer stands, so that `by` is not asked. Whoever had the last one comes after those who had none.
+    fn stands(&self, slot: u16, by: SessionId, now: Nanos) -> bool {
+        let stands_for = if self.lease_ns == 0 { OFFER_NS } else { self.lease_ns / OFFERS_PER_LEASE };
+        self.slots[usize::from(slot)].offered.is_some_and(|(to, since)| {
+            let times = if to == by { 2 } else { 1 };
+            let is_there = self.state(to) == State::Active && !self.is_lost(to);
+            is_there && now.saturating_sub(since) < stands_for * times
+        })
     }
 
     fn is_lost(&self, session: SessionId) -> bool {

@@ -238,12 +238,12 @@ impl super::Access for CellsHandle {
         key: u64,
         decide: &dyn Fn(Option<&[u8]>) -> Option<Option<Value>>,
     ) -> Result<bool, IndexError> {
-        let held = self.lock_and_read(op, key).await?;
+        let held = self.or_condemn(self.lock_and_read(op, key).await)?;
         if let Some(value) = decide(held.value.as_deref()) {
-            self.write_and_unlock(op, &held, value.as_deref()).await?;
+            self.or_condemn(self.write_and_unlock(op, &held, value.as_deref()).await)?;
             Ok(true)
         } else {
-            self.unlock(op, &held).await?;
+            self.or_condemn(self.unlock(op, &held).await)?;
             Ok(false)
         }
     }
@@ -320,6 +320,14 @@ impl CellsHandle {
             op.endpoint().sleep(500 + op.endpoint().random_below(2000)).await;
         }
         Err(IndexError::Contended { what: "a lock", attempts: MAX_LOCK_ATTEMPTS })
+    }
+
+    /// What failed on the way to a lock, or under one, may have left the lock taken: others have to free it.
+    fn or_condemn<T>(&self, result: Result<T, IndexError>) -> Result<T, IndexError> {
+        if matches!(result, Err(IndexError::Unknown | IndexError::Fabric(_))) {
+            self.pool.session().condemn();
+        }
+        result
     }
 
     /// The owner of a lock may be dead: cleans up after it, if its lease has run out.
