@@ -37,6 +37,7 @@ pub(crate) struct Sockets {
     epoll: OwnedFd,
     states: RefCell<Slab<Rc<State>>>,
     events: RefCell<Vec<Event>>,
+    is_closing: Cell<bool>,
 }
 
 impl Sockets {
@@ -46,6 +47,7 @@ impl Sockets {
             epoll: epoll::create(CreateFlags::CLOEXEC)?,
             states: RefCell::default(),
             events: RefCell::new(Vec::with_capacity(EVENTS)),
+            is_closing: Cell::new(false),
         });
         let source: Rc<dyn Source> = Rc::clone(&sockets) as _;
         executor.register(&source)?;
@@ -62,6 +64,16 @@ impl Sockets {
             return Err(error.into());
         }
         Ok(Socket { inner: socket, state, key, sockets: Rc::clone(self) })
+    }
+
+    /// From now on nobody waits for a socket: whoever does is woken, and looks why.
+    pub(crate) fn close(&self) {
+        self.is_closing.set(true);
+        for (_, state) in self.states.borrow().iter() {
+            if let Some(waker) = state.waker.take() {
+                waker.wake();
+            }
+        }
     }
 
     /// Takes events; whether there were any.
@@ -164,7 +176,7 @@ impl<T: AsFd> Socket<T> {
 
     async fn wait(&self, is_so: impl Fn(&State) -> bool) {
         std::future::poll_fn(|context| {
-            if is_so(&self.state) {
+            if is_so(&self.state) || self.sockets.is_closing.get() {
                 return Poll::Ready(());
             }
             self.state.waker.replace(Some(context.waker().clone()));

@@ -17,7 +17,7 @@ fn pool() -> Cluster {
 }
 
 fn gateway(cluster: &Cluster) -> Gateway {
-    Gateway::start(cluster, NamedIndex("test".into()), options()).expect("a gateway")
+    Gateway::start(cluster, NamedIndex::new("test"), options()).expect("a gateway")
 }
 
 fn connect(gateway: &Gateway, protocol: &str) -> Connection {
