@@ -48,7 +48,7 @@ pub(crate) struct Front {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7379", value_parser = parse_address)]
     listen: SocketAddr,
 
-    /// Answer GET /metrics there, for Prometheus
+    /// Answer GET /metrics there, for Prometheus, and GET /healthz
     #[arg(long, value_name = "ADDR", value_parser = parse_address)]
     metrics: Option<SocketAddr>,
 

@@ -25,6 +25,8 @@ enum Memory {
 struct Server {
     folder: Folder,
     memory: Memory,
+    /// Its number, and how many servers there are.
+    number: [&'static str; 2],
     address: String,
     started: u64,
     process: Option<Running>,
@@ -42,10 +44,15 @@ fn free_address() -> String {
 impl Server {
     /// Starts one, with an empty index.
     fn start(memory: Memory) -> Self {
-        let mut server =
-            Self { folder: Folder::new(), memory, address: free_address(), started: 0, process: None };
-        server.start_again();
+        let server = Self::number(["0", "1"], memory);
         farwood(&["create", &server.url(Over::Tcp), "store", "--engine", "sphinx"]);
+        server
+    }
+
+    fn number(number: [&'static str; 2], memory: Memory) -> Self {
+        let address = free_address();
+        let mut server = Self { folder: Folder::new(), memory, number, address, started: 0, process: None };
+        server.start_again();
         server
     }
 
@@ -57,6 +64,8 @@ impl Server {
         let (socket, memory) = (format!("{folder}/m0.sock"), format!("{folder}/m0.memory"));
         let mut arguments = vec!["serve", "--shm", &socket, "--listen", &self.address, "--memory", "256MiB"];
         arguments.extend(["--pool", "0123456789abcdef0123456789abcdef", "--lease-ms", "1500"]);
+        let [number, servers] = self.number;
+        arguments.extend(["--server", number, "--servers", servers]);
         if self.memory == Memory::Kept {
             arguments.extend(["--path", &memory]);
         }
@@ -68,11 +77,16 @@ impl Server {
         self.process = None;
     }
 
-    fn url(&self, over: Over) -> String {
+    fn place(&self, over: Over) -> String {
         match over {
-            Over::Shm => format!("shm://{}/m0.sock", self.folder.text()),
-            Over::Tcp => format!("tcp://{}", self.address),
+            Over::Shm => format!("{}/m0.sock", self.folder.text()),
+            Over::Tcp => self.address.clone(),
         }
+    }
+
+    fn url(&self, over: Over) -> String {
+        let scheme = if over == Over::Shm { "shm" } else { "tcp" };
+        format!("{scheme}://{}", self.place(over))
     }
 }
 
@@ -146,6 +160,39 @@ fn a_gateway_rejoins_over_tcp_on_kept_memory() {
 #[test]
 fn a_gateway_rejoins_over_tcp_on_empty_memory() {
     a_gateway_rejoins(Over::Tcp, Memory::Lost);
+}
+
+/// The coordinator does not know that another server came back, and hears from the gateway as ever.
+fn a_gateway_rejoins_when_another_server_comes_back(over: Over) {
+    let mut servers = [Server::number(["0", "2"], Memory::Kept), Server::number(["1", "2"], Memory::Kept)];
+    let places = |over| servers.each_ref().map(|server| server.place(over)).join(",");
+    let url = |over| if over == Over::Shm { "shm://" } else { "tcp://" }.to_owned() + &places(over);
+    let (url, temporary, metrics) = (url(over), Folder::new(), free_address());
+    farwood(&["create", &url, "store", "--engine", "sphinx"]);
+    let gateway = Running::gateway(&url, &["--threads", "2", "--metrics", &metrics], &temporary);
+    let mut client = gateway.client();
+    for n in 0..100 {
+        assert_eq!(client.say(&format!("SET k{n} {n}")), "OK");
+    }
+    servers[1].kill();
+    wait_for("the gateway to notice", || !is_healthy(&metrics));
+    servers[1].start_again();
+    wait_for("the gateway to join again", || is_healthy(&metrics));
+    wait_for("the first answer", || client.say("GET k0") == "0");
+    for n in 0..100 {
+        assert_eq!(client.say(&format!("GET k{n}")), n.to_string());
+        assert_eq!(client.say(&format!("SET k{n} again")), "OK");
+    }
+}
+
+#[test]
+fn a_gateway_rejoins_when_another_server_comes_back_over_shm() {
+    a_gateway_rejoins_when_another_server_comes_back(Over::Shm);
+}
+
+#[test]
+fn a_gateway_rejoins_when_another_server_comes_back_over_tcp() {
+    a_gateway_rejoins_when_another_server_comes_back(Over::Tcp);
 }
 
 /// A program that uses the library goes through a restart of its server.
