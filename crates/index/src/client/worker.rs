@@ -148,7 +148,7 @@ impl Workers {
         let mut workers = Self { queue: Arc::clone(&queue), threads: Vec::new() };
         let (opened, is_open) = channel();
         let (cluster, first) = (cluster.clone(), Arc::clone(&queue));
-        let first = std::thread::spawn(move || lead(cluster, &label, &first, &opened));
+        let first = std::thread::spawn(move || lead(cluster, label, &first, &opened));
         let joined = is_open.recv().unwrap_or(Err(IndexError::Unknown));
         let result = joined.and_then(|()| {
             for _ in 1..threads {
@@ -185,7 +185,7 @@ impl Drop for Workers {
 }
 
 /// The first thread: one session after the other, until no job will come.
-fn lead(mut cluster: Cluster, label: &Label, queue: &Arc<Queue>, opened: &Sender<Result<(), IndexError>>) {
+fn lead(mut cluster: Cluster, label: Label, queue: &Arc<Queue>, opened: &Sender<Result<(), IndexError>>) {
     let mut starting = Some(opened);
     while !queue.is_closed() {
         let executor = Executor::new();
@@ -224,8 +224,8 @@ fn lead(mut cluster: Cluster, label: &Label, queue: &Arc<Queue>, opened: &Sender
 }
 
 /// Joins the pool and keeps the session alive. If that fails, nothing of it stays.
-async fn join(cluster: &Cluster, label: &Label) -> Result<(Pool, Endpoint), IndexError> {
-    let options = SessionOptions { label: label.clone(), ..SessionOptions::default() };
+async fn join(cluster: &Cluster, label: Label) -> Result<(Pool, Endpoint), IndexError> {
+    let options = SessionOptions { label, ..SessionOptions::default() };
     let pool = Pool::join(cluster, options).await?;
     let endpoint = match pool.session().endpoint() {
         Ok(endpoint) => endpoint,

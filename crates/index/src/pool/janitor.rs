@@ -34,7 +34,7 @@ impl Pool {
                 }
                 // Errors show in what the session says of itself.
                 let _ = pool.beat(&endpoint, &janitor, &chores).await;
-                if pool.session.is_lost() {
+                if pool.session.is_lost() && !pool.session.is_condemned() {
                     return;
                 }
                 endpoint.sleep(every).await;
