@@ -173,7 +173,9 @@ fn a_fenced_gateway_joins_again_and_its_clients_stay() {
             let first = client.read();
             let is_told = matches!(&first, Value::Error(text) if text.contains("fenced"));
             assert!(is_told || first == bytes("before"), "{first:?}");
-            wait_for("the gateway to join again", || client.ask(&["GET", &format!("k{n}")]) == bytes("before"));
+            wait_for("the gateway to join again", || {
+                client.ask(&["GET", &format!("k{n}")]) == bytes("before")
+            });
             assert_eq!(client.say("CLIENT GETNAME"), bytes(format!("round-{round}")));
         }
     }
