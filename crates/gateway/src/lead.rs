@@ -29,6 +29,8 @@ const HEARTBEAT_NS: u64 = 100 * MILLISECOND;
 /// How often it is looked whether the session is still one, and of so many times once at servers that hear from us only with verbs.
 const LOOK_NS: u64 = 100 * MILLISECOND;
 const LOOKS_PER_ROUND: u32 = 5;
+/// How often it is looked whether other threads have ended.
+const REST_LOOK_NS: u64 = MILLISECOND;
 /// How long a gateway waits before it tries again to join, and how often it looks meanwhile whether it is to stop.
 const REJOIN_NS: u64 = 200 * MILLISECOND;
 const REJOIN_LOOKS: u64 = 4;
@@ -178,6 +180,10 @@ impl<B: Backing> Lead<B> {
         }
         let served = shard::serve(start(0, Some(listener)), Some(joined)).await;
         session_stop.set();
+        // While they come to rest the session has to live.
+        while others.iter().any(|other| !other.is_finished()) {
+            endpoint.sleep(REST_LOOK_NS).await;
+        }
         let mut is_at_rest = true;
         let mut failed = None;
         let outcomes = others.into_iter().map(|other| other.join().unwrap_or(Err(IndexError::Unknown)));
