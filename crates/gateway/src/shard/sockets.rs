@@ -29,6 +29,8 @@ struct State {
     is_writable: Cell<bool>,
     /// The other end has closed: there is something to read, if only the end.
     is_hung_up: Cell<bool>,
+    /// It was reset, or shut for both directions: nothing that is written will be read.
+    is_gone: Cell<bool>,
     waker: RefCell<Option<Waker>>,
 }
 
@@ -98,6 +100,9 @@ impl Sockets {
             if has_ended {
                 state.is_hung_up.set(true);
             }
+            if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+                state.is_gone.set(true);
+            }
             if let Some(waker) = state.waker.take() {
                 waker.wake();
             }
@@ -151,6 +156,12 @@ pub(crate) struct Socket<T: AsFd> {
 impl<T: AsFd> Socket<T> {
     pub(crate) fn is_readable(&self) -> bool {
         self.state.is_readable.get()
+    }
+
+    /// Whether it is known that nobody reads what is written.
+    #[inline]
+    pub(crate) fn is_gone(&self) -> bool {
+        self.state.is_gone.get()
     }
 
     /// There was less to read than was asked for. If the other end has closed, the end itself is still to be read.
