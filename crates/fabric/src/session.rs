@@ -23,7 +23,9 @@
 
 use crate::addr::{GlobalAddr, ServerId, SessionId};
 use crate::clock::{Nanos, SECOND};
-use crate::control::{Chore, ChunkInfo, Epochs, IndexId, Reply, Request, SessionInfo, SessionWord};
+use crate::control::{
+    Chore, ChunkInfo, ControlError, Epochs, IndexId, Reply, Request, SessionInfo, SessionWord,
+};
 use crate::endpoint::{Endpoint, Op};
 use crate::error::FabricError;
 use crate::exec::{Executor, lock};
@@ -73,6 +75,11 @@ struct Inner {
     /// Flushes up to this one are through everywhere.
     flushed_through: AtomicU64,
     fenced: AtomicBool,
+    /// A server is gone, and the session with it.
+    lost: AtomicBool,
+    /// When the last heartbeat was acknowledged, and whether one has failed since.
+    heard: AtomicU64,
+    unheard: AtomicBool,
     /// It could not settle what it left behind: see [`Session::condemn`].
     condemned: AtomicBool,
     /// Settlements under way.
@@ -183,6 +190,9 @@ impl Session {
             safe: AtomicU64::new(epochs.safe),
             flushed_through: AtomicU64::new(epochs.flushed_through),
             fenced: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
+            heard: AtomicU64::new(executor.now()),
+            unheard: AtomicBool::new(false),
             condemned: AtomicBool::new(false),
             settling: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
@@ -286,6 +296,22 @@ impl Session {
             endpoint.sleep(SETTLED_EVERY_NS).await;
         }
         self.inner.settling.load(Ordering::SeqCst) == 0 && !self.is_condemned()
+    }
+
+    /// Whether the session has ended though nobody closed it: it was fenced, or a server is gone for good. Whoever wants to go on joins
+    /// anew, over [`Cluster::again`].
+    pub fn is_lost(&self) -> bool {
+        self.is_fenced() || self.inner.lost.load(Ordering::SeqCst)
+    }
+
+    /// When the last heartbeat was acknowledged, on the executors' clock.
+    pub fn heard_at(&self) -> Nanos {
+        self.inner.heard.load(Ordering::SeqCst)
+    }
+
+    /// Whether the last heartbeat failed: the coordinator cannot be reached, for the time being.
+    pub fn is_unheard(&self) -> bool {
+        self.inner.unheard.load(Ordering::SeqCst)
     }
 
     /// Whether the session was closed from here.
@@ -396,17 +422,45 @@ impl Session {
         let request = Request::Heartbeat { oldest_pin, flushed, does_chores };
         match endpoint.op().control(ServerId::COORDINATOR, &request).await {
             Ok(Reply::Alive { epochs, dropping, chore }) => {
+                self.inner.heard.fetch_max(endpoint.now(), Ordering::SeqCst);
+                self.inner.unheard.store(false, Ordering::SeqCst);
                 self.learn(epochs, dropping);
                 Ok((epochs, chore))
             }
             Ok(_) => Err(crate::call::CallError::Malformed.into()),
             Err(error) => {
-                if matches!(error, FabricError::Fenced { .. }) {
-                    self.inner.fenced.store(true, Ordering::SeqCst);
-                }
+                self.inner.unheard.store(true, Ordering::SeqCst);
+                self.note_end(&error);
                 Err(error)
             }
         }
+    }
+
+    /// Remembers an error that means the end of the session.
+    fn note_end(&self, error: &FabricError) {
+        match error {
+            FabricError::Fenced { .. } => self.inner.fenced.store(true, Ordering::SeqCst),
+            FabricError::ServerLost { .. } => self.inner.lost.store(true, Ordering::SeqCst),
+            _ => {}
+        }
+    }
+
+    /// Asks the servers other than the coordinator, which hears from us often, whether they still know the session: one that came back
+    /// does not. An error that does not end the session says which server is silent.
+    pub async fn look_around(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
+        for server in self.others() {
+            let probe = Request::Heartbeat { oldest_pin: 0, flushed: 0, does_chores: false };
+            match endpoint.op().control(server, &probe).await {
+                // It looks who is calling before it looks what for.
+                Err(error) if matches!(error.control(), Some(ControlError::NotCoordinator { .. })) => {}
+                Ok(_) => {}
+                Err(error) => {
+                    self.note_end(&error);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
     }
 
     fn learn(&self, epochs: Epochs, dropping: Vec<IndexId>) {
@@ -431,13 +485,15 @@ impl Session {
         }
     }
 
-    /// Keeps the session alive from a task of `endpoint`, until it is closed or fenced. The endpoint's executor has to
+    /// Keeps the session alive from a task of `endpoint`, until it is closed or lost. The endpoint's executor has to
     /// run at least every third of a lease.
     pub fn keep_alive(&self, endpoint: &Endpoint, every: Nanos) {
         let (session, endpoint) = (self.clone(), endpoint.clone());
         endpoint.clone().spawn(async move {
             while !session.is_closed() {
-                if matches!(session.heartbeat(&endpoint).await, Err(FabricError::Fenced { .. })) {
+                // Errors show in what the session says of itself.
+                let _ = session.heartbeat(&endpoint).await;
+                if session.is_lost() {
                     return;
                 }
                 endpoint.sleep(every).await;
@@ -553,6 +609,14 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// Ends a session for which no endpoint was to be had, so that nobody has to wait for the end of its lease.
+    pub async fn close_unused(self) -> Result<(), FabricError> {
+        let executor = Executor::current().ok_or(FabricError::NoExecutor)?;
+        let (id, term) = (self.id(), self.term());
+        let link = self.inner.cluster.connect_to_call(id, term)?;
+        self.close(&Endpoint::near(link, id, term, &executor)).await
     }
 
     fn others(&self) -> impl Iterator<Item = ServerId> {

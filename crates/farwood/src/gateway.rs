@@ -1,6 +1,7 @@
 //! `farwood gateway`: the Redis protocol in front of an index of a pool, until it is told to stop.
 //!
-//! Any number of gateways may serve one index; each sees at once what the others write.
+//! Any number of gateways may serve one index; each sees at once what the others write. SIGINT and SIGTERM stop one in good order, within
+//! half a minute.
 
 use crate::serve::{parse_address, read_token};
 use crate::units::{Size, index};
@@ -17,6 +18,8 @@ use std::time::Duration;
 
 /// How often a gateway that runs is looked at.
 pub(crate) const LOOK: Duration = Duration::from_millis(200);
+/// How long a gateway that is told to stop may take: its commands, and then the memory servers.
+const STOP_PATIENCE: Duration = Duration::from_secs(30);
 /// More threads than this a gateway takes only if it is told.
 const MOST_THREADS: usize = 8;
 
@@ -45,7 +48,7 @@ pub(crate) struct Front {
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7379", value_parser = parse_address)]
     listen: SocketAddr,
 
-    /// Answer GET /metrics there, for Prometheus
+    /// Answer GET /metrics there, for Prometheus, and GET /healthz
     #[arg(long, value_name = "ADDR", value_parser = parse_address)]
     metrics: Option<SocketAddr>,
 
@@ -118,7 +121,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let token = read_token(arguments.token_file.as_deref())?;
     let cluster = Cluster::open(&url, &Access::with_token(&token)).map_err(|error| error.to_string())?;
     let name = &arguments.index;
-    let gateway = Gateway::start(&cluster, NamedIndex(name.clone()), arguments.front.options(name)?)
+    let gateway = Gateway::start(&cluster, NamedIndex::new(name), arguments.front.options(name)?)
         .map_err(|error| error.to_string())?;
     say(&format!("gateway at {} for index '{name}' of {}\n", gateway.address(), arguments.pool));
     while signals.pending().next().is_none() {
@@ -127,6 +130,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         }
         nap();
     }
-    drop(gateway);
+    stop(gateway)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Stops a gateway, in good order if the memory servers answer.
+pub(crate) fn stop(gateway: Gateway) -> Result<(), String> {
+    if gateway.stop(STOP_PATIENCE) {
+        return Ok(());
+    }
+    let seconds = STOP_PATIENCE.as_secs();
+    Err(format!(
+        "the memory servers did not let the gateway leave within {seconds} s; its session ends with its lease"
+    ))
 }

@@ -1,4 +1,5 @@
-//! `farwood stat`: how a gateway does: operations and their latencies, what they cost in far memory, memory per server and index.
+//! `farwood stat`: how a gateway does: whether it can serve, operations and their latencies, what they cost in far memory, memory per
+//! server and index. Exits with 1 if it cannot serve, so that it can be used as a check.
 
 use crate::report::{Table, unless_broken_pipe};
 use crate::serve::{parse_address, read_token};
@@ -68,6 +69,13 @@ fn as_text(found: &[(String, String)], out: &mut Vec<u8>) -> io::Result<()> {
     )?;
     writeln!(
         out,
+        "health: {} (session number {}, heartbeat acknowledged {} ms ago)",
+        get("farwood.health"),
+        get("farwood.sessions"),
+        get("farwood.heartbeat_age_ms"),
+    )?;
+    writeln!(
+        out,
         "{} hits, {} misses, {} errors\n",
         get("stats.keyspace_hits"),
         get("stats.keyspace_misses"),
@@ -121,6 +129,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let at = arguments.gateway;
     let found =
         ask::info(at, password.as_deref()).map_err(|error| format!("the gateway at {at}: {error}"))?;
+    let is_healthy = found.iter().any(|(name, value)| name == "farwood.health" && value == "ok");
     let mut text = Vec::new();
     if arguments.json {
         serde_json::to_writer_pretty(&mut text, &as_json(found)).map_err(|error| error.to_string())?;
@@ -129,7 +138,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         as_text(&found, &mut text).map_err(|error| error.to_string())?;
     }
     unless_broken_pipe(io::stdout().write_all(&text))?;
-    Ok(ExitCode::SUCCESS)
+    Ok(if is_healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! and a gateway that Redis clients connect to. Ctrl-C ends all of it and leaves nothing behind, except for what `--path` keeps.
 
 use crate::fleet::{Neighbours, Plan, Shape};
-use crate::gateway::{Front, nap, say};
+use crate::gateway::{Front, nap, say, stop};
 use crate::units::Size;
 use farwood_fabric::control::ControlError;
 use farwood_fabric::region::PoolId;
@@ -126,15 +126,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let (mut servers, cluster) = Neighbours::start_as(&plan)?;
     let is_new = create(&cluster, &engine)?;
     let gateway =
-        Gateway::start(&cluster, NamedIndex(INDEX.to_owned()), options).map_err(|error| error.to_string())?;
+        Gateway::start(&cluster, NamedIndex::new(INDEX), options).map_err(|error| error.to_string())?;
     say(&describe(arguments, &record, &servers, &gateway, is_new));
     loop {
         if signals.pending().next().is_some() {
             // In this order: the gateway leaves the pool, and we hang up, while the servers are still there.
-            drop(gateway);
+            let stopped = stop(gateway);
             drop(cluster);
             drop(servers);
-            return Ok(ExitCode::SUCCESS);
+            return stopped.map(|()| ExitCode::SUCCESS);
         }
         if let Some((number, how)) = servers.ended() {
             return Err(died(number, &how, arguments.path.as_deref()));

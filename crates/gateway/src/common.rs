@@ -3,7 +3,9 @@
 use crate::clients::Clients;
 use crate::cursors::Cursors;
 use crate::envelope::Millis;
+use crate::health::Health;
 use crate::options::Options;
+use crate::shard::Inbox;
 use crate::stats::{ThreadStats, Totals};
 use farwood_fabric::clock::{Nanos, RealClock, SECOND};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +19,9 @@ pub(crate) struct Common {
     pub(crate) cursors: Cursors,
     pub(crate) census: Census,
     pub(crate) memory: Memory,
+    pub(crate) health: Health,
+    /// Clients that no thread serves just now: their session has ended, and the next has not begun.
+    pub(crate) lobby: Inbox,
     pub(crate) threads: Vec<Arc<ThreadStats>>,
     /// Names this run of the gateway.
     pub(crate) run: String,
@@ -30,6 +35,8 @@ impl Common {
             cursors: Cursors::new(random[0]),
             census: Census::default(),
             memory: Memory::default(),
+            health: Health::default(),
+            lobby: Inbox::default(),
             threads: (0..options.threads.max(1)).map(|_| Arc::default()).collect(),
             run: format!("{:020x}{:020x}", random[1], random[2]),
             clock: RealClock::new(),

@@ -2,7 +2,9 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`gateway`] | threads that serve clients in one session of the pool; starting and stopping |
+//! | [`gateway`] | starting and stopping |
+//! | `lead` | one session of the pool after the other, and what serves clients in between |
+//! | `health` | whether it can serve, and why not |
 //! | `shard` | one thread: its sockets, its clients, its chores |
 //! | `command` | the commands |
 //! | `resp` | the protocol: requests in, replies out; nothing else in the project knows it |
@@ -26,6 +28,8 @@ mod cursors;
 pub mod envelope;
 pub mod gateway;
 mod glob;
+mod health;
+mod lead;
 mod metrics;
 mod number;
 pub mod options;

@@ -1,4 +1,5 @@
-//! The counts for Prometheus: `GET /metrics`, on a thread of its own that nobody waits for.
+//! The counts for Prometheus (`GET /metrics`) and whether the gateway can serve (`GET /healthz`), on a thread of its own that nobody waits
+//! for.
 
 use crate::command::COMMANDS;
 use crate::common::{Common, Stop};
@@ -70,11 +71,15 @@ fn answer(mut stream: &TcpStream, common: &Common) -> io::Result<()> {
             bytes => request.extend_from_slice(&part[..bytes]),
         }
     }
-    let is_known = request.starts_with(b"GET /metrics ");
-    let (status, body) = if is_known {
+    let (status, body) = if request.starts_with(b"GET /metrics ") {
         ("200 OK", page(common))
+    } else if request.starts_with(b"GET /healthz ") {
+        match common.health.trouble() {
+            None => ("200 OK", "ok\n".to_owned()),
+            Some(why) => ("503 Service Unavailable", why + "\n"),
+        }
     } else {
-        ("404 Not Found", "there is only /metrics\n".to_owned())
+        ("404 Not Found", "there are /metrics and /healthz\n".to_owned())
     };
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
@@ -109,6 +114,7 @@ fn page(common: &Common) -> String {
     let far = &totals.far;
     for (name, help, count) in [
         ("connections_total", "Clients that have connected.", ever),
+        ("sessions_total", "Times that the gateway has joined the pool.", common.health.sessions()),
         ("connections_refused_total", "Clients that were one too many.", refused),
         (
             "clients_handed_over_total",
@@ -138,13 +144,20 @@ fn page(common: &Common) -> String {
     page.head("paths_total", "counter", "Times that operations took a path of the engine that is counted.");
     totals.paths.iter().for_each(|(path, count)| page.line("paths_total", &[("path", path)], count));
     let (servers, cache_bytes) = common.memory.get();
+    let is_healthy = common.health.trouble().is_none();
     for (name, help, value) in [
+        ("healthy", "1 if the gateway can serve, as /healthz says; otherwise 0.", u64::from(is_healthy)),
         ("clients", "Clients that are connected.", common.clients.len() as u64),
         ("keys", "Keys, as of the last count.", common.census.keys().unwrap_or(0) as u64),
         ("cache_bytes", "Bytes that this process spends on the index.", cache_bytes),
     ] {
         page.head(name, "gauge", help);
         page.line(name, &[], value);
+    }
+    if let Some(age_ns) = common.health.heartbeat_age_ns() {
+        let help = "How long ago the coordinator acknowledged a heartbeat of the session.";
+        page.head("heartbeat_age_seconds", "gauge", help);
+        page.line("heartbeat_age_seconds", &[], age_ns as f64 / 1e9);
     }
     page.head("thread_load_percent", "gauge", "How much of a processor each thread took a moment ago.");
     for (number, thread) in common.threads.iter().enumerate() {

@@ -1,8 +1,10 @@
 //! Where the gateway keeps keys and values: an index of a pool, or in tests whatever else has its operations.
 
 use farwood_fabric::Endpoint;
+use farwood_fabric::control::ControlError;
 use farwood_index::index::Handle;
-use farwood_index::{Engine, Index, IndexError, OrderedIndex, Pool};
+use farwood_index::{AnyEngine, Engine, Index, IndexError, OrderedIndex, Pool};
+use std::sync::OnceLock;
 
 /// Opens the place for keys and values, once for every session of the gateway.
 pub trait Backing: Send + Sync + 'static {
@@ -12,6 +14,15 @@ pub trait Backing: Send + Sync + 'static {
     /// Opens it. Runs on the first thread of the gateway.
     fn open(&self, pool: &Pool, endpoint: &Endpoint)
     -> impl Future<Output = Result<Self::Store, IndexError>>;
+
+    /// Opens it after servers have lost their memory; makes it, empty, if it went with that.
+    fn open_or_make(
+        &self,
+        pool: &Pool,
+        endpoint: &Endpoint,
+    ) -> impl Future<Output = Result<Self::Store, IndexError>> {
+        self.open(pool, endpoint)
+    }
 }
 
 /// A place for keys and values, as the threads of one gateway share it.
@@ -30,24 +41,63 @@ pub trait Store: Clone + Send + Sync + 'static {
 }
 
 /// An index of the pool, by its name.
-#[derive(Clone, Debug)]
-pub struct NamedIndex(pub String);
+#[derive(Debug)]
+pub struct NamedIndex {
+    name: String,
+    /// Its engine, since it was first open.
+    engine: OnceLock<AnyEngine>,
+}
+
+impl NamedIndex {
+    /// The index with this name.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), engine: OnceLock::new() }
+    }
+}
 
 impl Backing for NamedIndex {
     type Store = Index;
 
+    async fn open_or_make(&self, pool: &Pool, endpoint: &Endpoint) -> Result<Index, IndexError> {
+        let absent = match self.open(pool, endpoint).await {
+            Err(error) if matches!(control(&error), Some(ControlError::NoSuchIndex { .. })) => error,
+            opened => return opened,
+        };
+        let Some(engine) = self.engine.get() else { return Err(absent) };
+        match Index::create(pool, endpoint, &self.name, engine).await {
+            // Another gateway was faster.
+            Err(error) if matches!(control(&error), Some(ControlError::NameExists { .. })) => {
+                self.open(pool, endpoint).await
+            }
+            made => made.inspect(|_| {
+                tracing::warn!("index '{}' went with the memory; it was made anew, empty", self.name);
+            }),
+        }
+    }
+
     async fn open(&self, pool: &Pool, endpoint: &Endpoint) -> Result<Index, IndexError> {
-        let index = Index::open(pool, endpoint, &self.0).await?;
+        let index = Index::open(pool, endpoint, &self.name).await?;
         match index.engine().key_bytes() {
-            None => Ok(index),
+            None => {
+                self.engine.get_or_init(|| index.engine().clone());
+                Ok(index)
+            }
             Some(bytes) => {
-                let (name, engine) = (&self.0, index.engine().name());
+                let (name, engine) = (&self.name, index.engine().name());
                 let why = format!(
                     "index '{name}' ({engine}) takes only keys of {bytes} bytes; a gateway needs one that takes any"
                 );
                 Err(IndexError::BadConfig { why })
             }
         }
+    }
+}
+
+/// What a memory server refused, if that is what happened.
+fn control(error: &IndexError) -> Option<&ControlError> {
+    match error {
+        IndexError::Fabric(error) => error.control(),
+        _ => None,
     }
 }
 

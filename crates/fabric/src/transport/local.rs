@@ -7,7 +7,7 @@ use super::direct::{DirectCluster, Station};
 use super::host::Host;
 use super::host::gates::{GATES_BYTES, Gates};
 use super::host::regions::{Regions, at};
-use super::{Cluster, View, Way};
+use super::{Cluster, Origin, View, Way};
 use crate::mem::RacyMemory;
 use crate::server::{ServerLogic, StartError};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ impl LocalCluster {
         let identities = hosts.iter().map(|host| host.identity().clone()).collect();
         let view = View::new(identities).map_err(|error| StartError::Mismatch(error.to_string()))?;
         let stations = hosts.into_iter().map(Station::Host).collect();
-        Ok(Cluster { way: Way::Direct(Arc::new(DirectCluster::new(view, stations))) })
+        Ok(Cluster::new(Way::Direct(Arc::new(DirectCluster::new(view, stations))), Origin::Here))
     }
 }
 

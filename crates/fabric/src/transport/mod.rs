@@ -61,6 +61,7 @@ use crate::verb::{Batch, BatchResult};
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -109,6 +110,13 @@ impl View {
         Ok(Self { number: VIEW, servers })
     }
 
+    /// Servers that have another memory here than in an `earlier` view of the pool: what they held is gone.
+    pub fn emptied_since(&self, earlier: &View) -> Vec<ServerId> {
+        let memory = |server: &Identity| (server.pool, server.server, server.incarnation);
+        let had = |server: &&Identity| !earlier.servers.iter().any(|before| memory(before) == memory(server));
+        self.servers.iter().filter(had).map(|server| server.server).collect()
+    }
+
     /// The numbers of all servers.
     pub fn ids(&self) -> impl Iterator<Item = ServerId> + use<> {
         self.servers.iter().map(|s| s.server).collect::<Vec<_>>().into_iter()
@@ -129,6 +137,17 @@ impl View {
 #[derive(Clone, Debug)]
 pub struct Cluster {
     pub(crate) way: Way,
+    pub(crate) origin: Arc<Origin>,
+}
+
+/// Where a pool's servers were found.
+#[derive(Debug)]
+pub(crate) enum Origin {
+    /// In this process, or in a simulated world.
+    Here,
+    Shm(Vec<PathBuf>, shm::ShmOptions),
+    Tcp(Vec<String>, tcp::TcpOptions),
+    Verbs(Vec<String>, verbs::VerbsOptions),
 }
 
 #[derive(Clone, Debug)]
@@ -139,6 +158,26 @@ pub(crate) enum Way {
 }
 
 impl Cluster {
+    pub(crate) fn new(way: Way, origin: Origin) -> Self {
+        Self { way, origin: Arc::new(origin) }
+    }
+
+    /// Connects anew to whatever servers are where these were found: for those that came back, with the memory they had or with another.
+    /// [`View::emptied_since`] tells, and so does the log. Servers inside this process are the same. Blocks for as long as a client waits
+    /// for anything.
+    pub fn again(&self) -> Result<Self, FabricError> {
+        let again = match &*self.origin {
+            Origin::Here => self.clone(),
+            Origin::Shm(places, options) => shm::ShmCluster::connect(places, options)?,
+            Origin::Tcp(addresses, options) => tcp::TcpCluster::connect(addresses, options)?,
+            Origin::Verbs(addresses, options) => verbs::VerbsCluster::connect(addresses, options)?,
+        };
+        for server in again.view().emptied_since(&self.view()) {
+            tracing::error!(%server, "a memory server came back with empty memory: what it held is gone");
+        }
+        Ok(again)
+    }
+
     /// Which servers there are.
     pub fn view(&self) -> View {
         match &self.way {

@@ -1,17 +1,12 @@
 //! Several gateways on one index, over shared memory and TCP; one of them is killed.
 
-use super::world::{Folder, Running};
+use super::world::{Folder, Running, farwood};
 use rustix::process::Signal;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-fn farwood(arguments: &[&str]) {
-    let output = Command::new(env!("CARGO_BIN_EXE_farwood")).args(arguments).output().expect("it runs");
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-}
-
 /// A memory server with an empty index; its URLs.
-fn pool(temporary: &Folder) -> (Running, [String; 2]) {
+pub(crate) fn pool(temporary: &Folder) -> (Running, [String; 2]) {
     let socket = format!("{}/memory.sock", temporary.text());
     let serve =
         ["serve", "--shm", &socket, "--listen", "127.0.0.1:0", "--memory", "512MiB", "--lease-ms", "1500"];

@@ -2,5 +2,7 @@
 //! nothing behind.
 
 mod gateways;
+mod pipelines;
+mod rejoin;
 mod store;
 mod world;

@@ -34,6 +34,25 @@ impl Drop for Folder {
     }
 }
 
+/// The binary: the one that was built with this test, or where `FARWOOD_BINARY` says.
+pub(crate) fn binary() -> Command {
+    Command::new(std::env::var_os("FARWOOD_BINARY").unwrap_or(env!("CARGO_BIN_EXE_farwood").into()))
+}
+
+/// Runs a command that must succeed; what it says.
+pub(crate) fn farwood(arguments: &[&str]) -> String {
+    let output = binary().args(arguments).output().expect("it runs");
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The sessions of a pool of one server.
+pub(crate) fn sessions(url: &str) -> Vec<serde_json::Value> {
+    let status: serde_json::Value =
+        serde_json::from_str(&farwood(&["status", url, "--json"])).expect("it is JSON");
+    status[0]["status"]["sessions"].as_array().expect("a list").clone()
+}
+
 /// A process of the binary that ends with the test.
 pub(crate) struct Running {
     process: Child,
@@ -47,7 +66,7 @@ pub(crate) struct Running {
 impl Running {
     /// Starts a command that says where it listens within so many lines.
     pub(crate) fn start(arguments: &[&str], lines: usize, temporary: &Folder) -> Self {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_farwood"))
+        let mut process = binary()
             .args(arguments)
             .env("TMPDIR", temporary.text())
             .stdin(Stdio::null())
@@ -106,6 +125,14 @@ impl Running {
         text
     }
 
+    /// How much memory it has.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).expect("it runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has some");
+        let kib = line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).expect("a number");
+        kib << 10
+    }
+
     pub(crate) fn client(&self) -> Client {
         Client::to(self.port)
     }
@@ -129,13 +156,17 @@ pub(crate) fn kill(process: u32, signal: Signal) {
 }
 
 /// Looks again and again, with an end.
-#[expect(clippy::disallowed_methods, reason = "tests of processes live in real time")]
 pub(crate) fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let clock = farwood_fabric::clock::RealClock::new();
     while !done() {
         assert!(u128::from(clock.now()) < PATIENCE.as_nanos(), "waited too long for {what}");
-        std::thread::sleep(Duration::from_millis(1));
+        nap(1);
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "tests of processes live in real time")]
+pub(crate) fn nap(ms: u64) {
+    std::thread::sleep(Duration::from_millis(ms));
 }
 
 /// A client whose commands are typed by hand.

@@ -120,10 +120,10 @@ impl<S: Store> Shard<S> {
 
     async fn wait_for_others(&self, attempt: u32) {
         if attempt < EAGER_ATTEMPTS {
-            self.endpoint.yield_now().await;
+            self.executor.yield_now().await;
         } else {
             let most = LONGEST_WAIT_NS.min(MICROSECOND << attempt.min(20));
-            self.endpoint.sleep(self.endpoint.random_below(most)).await;
+            self.sleep(self.executor.random() % most.max(1)).await;
         }
     }
 
@@ -134,7 +134,7 @@ impl<S: Store> Shard<S> {
         work: impl AsyncFn(&'a [u8]) -> Result<T, Refused>,
         mut took: impl FnMut(T) -> Result<(), Refused>,
     ) -> Result<(), Refused> {
-        run_all(self.endpoint.company(), keys.map(|key| work(key)), WIDTH, |output| took(output?)).await
+        run_all(&self.company, keys.map(|key| work(key)), WIDTH, |output| took(output?)).await
     }
 
     /// The number of keys for which something is so.
@@ -192,7 +192,7 @@ impl<S: Store> Walk<'_, S> {
             return Ok(false);
         }
         if std::mem::replace(&mut self.has_begun, true) {
-            self.shard.endpoint.yield_now().await;
+            self.shard.executor.yield_now().await;
         }
         let limit = most.min(self.page).max(1);
         let (mut last, mut bytes, mut left) = (Vec::new(), 0, limit);

@@ -8,6 +8,7 @@ use crate::resp::{Reply, Request};
 use crate::shard::Shard;
 use crate::stats::{SAMPLED_ONE_IN, Totals};
 use crate::store::Store;
+use farwood_fabric::clock::MILLISECOND;
 use std::fmt::Write;
 
 /// Sections that are shown unless others are asked for.
@@ -26,7 +27,9 @@ pub(super) async fn info<S: Store>(shard: &Shard<S>, request: &Request) -> Answe
         };
         if asked.is_empty() { is_usual } else { asked.iter().any(is_meant) }
     };
-    if is_wanted("memory") {
+    // What is said of a gateway in trouble must not wait for the servers that cause it.
+    let may_ask = !shard.common.health.is_cut_off();
+    if is_wanted("memory") && may_ask {
         shard.look_at_memory().await?;
     }
     // A client finds its own commands counted; what other threads say is a moment old.
@@ -46,7 +49,8 @@ pub(super) async fn info<S: Store>(shard: &Shard<S>, request: &Request) -> Answe
             "memory" => memory(&shard.common),
             "stats" => stats(&shard.common, &totals),
             "farwood" => farwood(shard, &totals),
-            "keyspace" => keyspace(shard).await?,
+            "keyspace" if may_ask => keyspace(shard).await?,
+            "keyspace" => Lines::new(),
             "commandstats" => command_stats(&totals),
             _ => latency_stats(&totals),
         };
@@ -134,9 +138,14 @@ fn farwood<S: Store>(shard: &Shard<S>, totals: &Totals) -> Lines {
     let far = &totals.far;
     let loads: Vec<_> =
         shard.common.threads.iter().map(|thread| thread.load_percent.get().to_string()).collect();
+    let health = &shard.common.health;
+    let heartbeat = health.heartbeat_age_ns().map_or("-".to_owned(), |age| (age / MILLISECOND).to_string());
     let mut found = lines([
         ("index", shard.common.options.index.clone()),
-        ("engine", shard.store.engine().to_owned()),
+        ("engine", shard.joined.as_ref().map_or("-", |joined| joined.store.engine()).to_owned()),
+        ("health", health.trouble().unwrap_or_else(|| "ok".to_owned())),
+        ("sessions", health.sessions().to_string()),
+        ("heartbeat_age_ms", heartbeat),
         ("threads", shard.common.threads.len().to_string()),
         ("thread_load_percent", loads.join(",")),
         ("clients_handed_over", totals.handed_over.to_string()),

@@ -140,7 +140,7 @@ pub(super) async fn random_key<S: Store>(shard: &Shard<S>) -> Answer {
     let mut back = shard.walk(Bound::Unbounded, Bound::Unbounded, true);
     let last = back.next(1).await?.unwrap_or_default();
     if let (Some((low, _)), Some((high, _))) = (first.first(), last.first()) {
-        let from = between(low, high, shard.endpoint.random());
+        let from = between(low, high, shard.executor.random());
         let mut walk = shard.walk(Bound::Included(from), Bound::Unbounded, false);
         let page = walk.next(RANDOM_KEYS).await?.unwrap_or_default();
         if let Some(key) = pick(shard, &page) {
@@ -153,7 +153,7 @@ pub(super) async fn random_key<S: Store>(shard: &Shard<S>) -> Answer {
 
 fn pick<'a, S: Store>(shard: &Shard<S>, page: &'a [KeyValue]) -> Option<&'a [u8]> {
     let live: Vec<&KeyValue> = page.iter().filter(|(_, value)| is_live(value)).collect();
-    let at = usize::try_from(shard.endpoint.random_below(live.len() as u64)).unwrap_or(0);
+    let at = usize::try_from(shard.executor.random() % (live.len() as u64).max(1)).unwrap_or(0);
     live.get(at).map(|(key, _)| key.as_slice())
 }
 

@@ -96,6 +96,18 @@ pub(crate) async fn execute<S: Store>(shard: Rc<Shard<S>>, spec: &'static Spec, 
     answer.unwrap_or_else(Reply::from)
 }
 
+/// Answers a command that needs the index while there is none.
+pub(crate) async fn execute_absent<S: Store>(
+    shard: Rc<Shard<S>>,
+    spec: &'static Spec,
+    request: Request,
+) -> Reply {
+    match spec.command {
+        Command::Info => info::info(&shard, &request).await.unwrap_or_else(Reply::from),
+        _ => Reply::error(shard.common.health.refusal()),
+    }
+}
+
 async fn execute_other<S: Store>(shard: &Shard<S>, spec: &'static Spec, request: &Request) -> Answer {
     use expiry::{Moment, Unit};
     match spec.command {

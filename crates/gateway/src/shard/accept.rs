@@ -25,6 +25,15 @@ pub(crate) struct Guest {
     /// What it has sent of its next request, and what is understood of that.
     pub(super) input: Vec<u8>,
     pub(super) parser: Parser,
+    /// Replies that it has not taken yet.
+    pub(super) output: Vec<u8>,
+}
+
+impl Guest {
+    /// The client's number.
+    pub(crate) fn id(&self) -> u64 {
+        self.talk.client.id
+    }
 }
 
 /// Clients on their way to a thread.
@@ -34,12 +43,17 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    pub(super) fn push(&self, guest: Guest) {
+    pub(crate) fn push(&self, guest: Guest) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.0.push_back(guest);
         if let Some(waker) = state.1.take() {
             waker.wake();
         }
+    }
+
+    /// All that are there.
+    pub(crate) fn take_all(&self) -> VecDeque<Guest> {
+        std::mem::take(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner).0)
     }
 
     pub(super) async fn next(&self) -> Guest {
@@ -55,9 +69,9 @@ impl Inbox {
     }
 }
 
-/// Accepts clients, for ever. They begin on this thread.
+/// Accepts clients until the session ends. They begin on this thread.
 pub(super) async fn accept<S: Store>(shard: Rc<Shard<S>>, listener: Socket<TcpListener>) {
-    loop {
+    while !shard.stop.is_set() {
         listener.readable().await;
         for _ in 0..BURST {
             match listener.inner.accept() {
@@ -68,8 +82,8 @@ pub(super) async fn accept<S: Store>(shard: Rc<Shard<S>>, listener: Socket<TcpLi
                         Ok(client) => match prepare(&client.stream, peer) {
                             Ok(()) => {
                                 let talk = Talk::new(client, &shard.common);
-                                let (input, parser) = (Vec::new(), Parser::default());
-                                shard.inboxes[shard.number].push(Guest { talk, input, parser });
+                                let (input, parser, output) = (Vec::new(), Parser::default(), Vec::new());
+                                shard.inboxes[shard.number].push(Guest { talk, input, parser, output });
                             }
                             Err(_) => shard.common.clients.leave(&client),
                         },
@@ -87,12 +101,12 @@ pub(super) async fn accept<S: Store>(shard: Rc<Shard<S>>, listener: Socket<TcpLi
                     tracing::warn!(
                         "cannot take in a client: {error}; raise the limit of open files (ulimit -n)"
                     );
-                    shard.endpoint.sleep(REST_NS).await;
+                    shard.sleep(REST_NS).await;
                     break;
                 }
             }
         }
-        shard.endpoint.yield_now().await;
+        shard.executor.yield_now().await;
     }
 }
 

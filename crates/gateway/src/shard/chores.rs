@@ -6,7 +6,7 @@
 //! asks for takes up memory for a bounded time: about a minute for up to 2.4 million keys, longer in proportion for more.
 //! What it counts on its way is what DBSIZE knows of large indexes.
 
-use super::Shard;
+use super::{Joined, Shard};
 use crate::command::Refused;
 use crate::common::{ServerMemory, wall_clock_ms};
 use crate::envelope;
@@ -25,18 +25,25 @@ const MOMENT_NS: u64 = 100 * MILLISECOND;
 const PASS_TICKS: usize = 600;
 const SHORTEST_PAGE: usize = 128;
 const LONGEST_PAGE: usize = 4096;
-/// How often far memory is looked at.
-const MEMORY_NS: u64 = 5_000 * MILLISECOND;
-/// How long the thread waits for operations under way when it stops.
-const REST_MOMENTS: u32 = 50;
+/// Far memory is looked at every so many moments.
+const MEMORY_MOMENTS: u32 = 50;
+/// How long a thread that stops waits for operations under way: as long as Redis waits when it shuts down.
+pub(crate) const REST_NS: u64 = 10_000 * MILLISECOND;
+/// The same when the session is lost: what they still wait for does not come.
+const LOST_REST_NS: u64 = 1_000 * MILLISECOND;
+/// How often it looks whether they have ended.
+const REST_LOOK_NS: u64 = MILLISECOND;
 
 /// Keeps the thread's clock and counts up to date, and the clients in order.
 pub(super) async fn every_moment<S: Store>(shard: Rc<Shard<S>>) {
     loop {
-        shard.endpoint.sleep(MOMENT_NS).await;
+        shard.sleep(MOMENT_NS).await;
         shard.publish_costs();
         let common = &shard.common;
-        shard.balance.end_moment(common.now(), shard.number, &common.threads, common.options.spread);
+        shard.is_cut_off.set(common.health.is_cut_off());
+        if shard.inboxes.len() > 1 {
+            shard.balance.end_moment(common.now(), shard.number, &common.threads, common.options.spread);
+        }
         let now = common.seconds();
         if shard.seconds.replace(now) != now && shard.is_first() {
             disconnect_silent(&shard, now);
@@ -59,17 +66,18 @@ fn disconnect_silent<S: Store>(shard: &Shard<S>, now: u64) {
     }
 }
 
-/// Removes keys that have expired, and counts the others, for ever.
+/// Removes keys that have expired, and counts the others, until the session ends.
 pub(super) async fn sweep<S: Store>(shard: Rc<Shard<S>>) {
     let mut page = SHORTEST_PAGE;
-    loop {
+    while !shard.stop.is_set() {
         match sweep_once(&shard, page).await {
+            Ok(_) if shard.stop.is_set() => return,
             Ok(found) => {
                 shard.common.census.found(found);
                 page = (found / PASS_TICKS).clamp(SHORTEST_PAGE, LONGEST_PAGE);
             }
             // Whatever it is, commands meet it too and say so.
-            Err(_) => shard.endpoint.sleep(MOMENT_NS).await,
+            Err(_) => shard.sleep(MOMENT_NS).await,
         }
     }
 }
@@ -79,6 +87,9 @@ async fn sweep_once<S: Store>(shard: &Shard<S>, page: usize) -> Result<usize, Re
     let mut walk = shard.walk(Bound::Unbounded, Bound::Unbounded, false);
     let (mut found, mut since_rest) = (0, 0);
     while let Some(pairs) = walk.next(page - since_rest).await? {
+        if shard.stop.is_set() {
+            break;
+        }
         let now = wall_clock_ms();
         for (key, stored) in &pairs {
             if envelope::open(stored).has_expired(now) {
@@ -91,19 +102,23 @@ async fn sweep_once<S: Store>(shard: &Shard<S>, page: usize) -> Result<usize, Re
         since_rest += pairs.len();
         if since_rest >= page {
             since_rest = 0;
-            shard.endpoint.sleep(MOMENT_NS).await;
+            shard.sleep(MOMENT_NS).await;
         }
     }
-    shard.endpoint.sleep(MOMENT_NS).await;
+    shard.sleep(MOMENT_NS).await;
     Ok(found)
 }
 
 /// Looks at far memory every now and then.
 pub(super) async fn watch_memory<S: Store>(shard: Rc<Shard<S>>) {
-    loop {
-        // A server that does not answer shows in every other command.
-        let _ = shard.look_at_memory().await;
-        shard.endpoint.sleep(MEMORY_NS).await;
+    let mut moments = 0;
+    while !shard.stop.is_set() {
+        if moments == 0 {
+            // A server that does not answer shows in every other command.
+            let _ = shard.look_at_memory().await;
+        }
+        moments = (moments + 1) % MEMORY_MOMENTS;
+        shard.sleep(MOMENT_NS).await;
     }
 }
 
@@ -114,11 +129,25 @@ impl<S: Store> Shard<S> {
 
     /// Asks all servers what their memory is used for.
     pub(crate) async fn look_at_memory(&self) -> Result<(), Refused> {
-        let servers = self.ask_servers().await.map_err(IndexError::from)?;
-        self.common.memory.set(servers, self.store.cache_bytes());
+        let Some(joined) = &self.joined else { return Ok(()) };
+        let servers = joined.ask_servers().await.map_err(IndexError::from)?;
+        self.common.memory.set(servers, joined.store.cache_bytes());
         Ok(())
     }
 
+    /// Waits until no operation is under way, for at most [`REST_NS`]; whether none is. What is cut short then is cleaned up by others, as
+    /// after a death.
+    pub(super) async fn come_to_rest(&self) -> bool {
+        let is_lost = self.joined.as_ref().is_some_and(|joined| joined.pool.session().is_lost());
+        let end = self.executor.now() + if is_lost { LOST_REST_NS } else { REST_NS };
+        while self.at_work.get() > 0 && self.executor.now() < end {
+            self.sleep(REST_LOOK_NS).await;
+        }
+        self.at_work.get() == 0
+    }
+}
+
+impl<S: Store> Joined<S> {
     async fn ask_servers(&self) -> Result<Vec<ServerMemory>, FabricError> {
         let op = self.endpoint.op();
         let session = self.pool.session();
@@ -144,15 +173,5 @@ impl<S: Store> Shard<S> {
             });
         }
         Ok(servers)
-    }
-
-    /// Waits until no operation is under way, for a while: what is cut short then is cleaned up by others, as after a death.
-    pub(super) async fn come_to_rest(&self) {
-        for _ in 0..REST_MOMENTS {
-            if self.busy.get() == 0 {
-                return;
-            }
-            self.endpoint.sleep(MOMENT_NS / 5).await;
-        }
     }
 }

@@ -5,15 +5,22 @@
 //!    same key, and one about several keys, or none, for all. Replies keep the order of the commands.
 //! 3. When all have ended, write the replies, and wait until the client has taken them.
 //!
-//! So a client that does not read its replies is not listened to: what it costs is bounded by one chunk, the replies up to
-//! [`WRITE_BYTES`], and one reply more. A client that waits for nothing costs no buffers at all.
+//! **A command that has begun comes to its end, whatever the client's socket does.** It may hold a lock or pin an epoch of the whole pool.
+//! So the connection waits for its socket only while no command is under way, and whatever ends the connection (a reset, a shutdown, a
+//! move to another thread) lets the commands end first; their replies are then of no use, but their effects are whole.
+//!
+//! **Replies wait in a bounded buffer.** No command begins while more than [`WRITE_BYTES`] of replies wait: the client is not listened
+//! to until it has read them, and is disconnected if it does not for `--unread-timeout` seconds. What those that have begun bring comes on
+//! top: a command about several keys is alone, so it brings one reply of at most `--max-reply` bytes; commands about one key are so many
+//! together that replies like the last ones fill [`WINDOW_BYTES`], and never more than [`WIDTH`], each with one value. A client that waits
+//! for nothing costs no buffers at all.
 
 use super::Shard;
 use super::accept::Guest;
 use super::sockets::Socket;
 use crate::clients::Client;
 use crate::command::connection::{Talk, execute as execute_here};
-use crate::command::{Answer, Keys, Refused, Spec, unknown};
+use crate::command::{Answer, Command, Keys, Refused, Spec, unknown};
 use crate::resp::parse::Parsed;
 use crate::resp::{Limits, Parser, ProtocolError, Reply, Request};
 use crate::stats::SAMPLED_ONE_IN;
@@ -33,10 +40,12 @@ use std::task::{Context, Poll};
 pub(super) const CHUNK_BYTES: usize = 16 << 10;
 /// For a long argument room is made in such steps, so that nobody gets memory for saying that much will come.
 const GROWTH_BYTES: usize = 1 << 20;
-/// Replies are written when they have grown to this.
+/// Replies are written when they have grown to this, and no command begins before the client has taken them.
 const WRITE_BYTES: usize = 64 << 10;
-/// Commands of one client that are under way together.
+/// Commands of one client that are under way together, at most...
 const WIDTH: usize = 32;
+/// ...and so many bytes of replies that they are expected to bring.
+const WINDOW_BYTES: usize = 256 << 10;
 
 /// How commands are carried out.
 pub(super) type Execute<S, F> = fn(Rc<Shard<S>>, &'static Spec, Request) -> F;
@@ -46,6 +55,8 @@ enum Parting {
     End,
     /// It goes to this thread.
     Move(usize),
+    /// It waits for the next session.
+    Wait,
 }
 
 /// What is remembered of a command under way.
@@ -63,10 +74,14 @@ pub(super) struct Connection<S: Store, F: Future<Output = Reply>> {
     parser: Parser,
     /// What has come; kept only while something of it is still to be used.
     input: Option<Rc<Vec<u8>>>,
+    /// Replies; the client has taken the first `written` bytes of them.
     output: Vec<u8>,
+    written: usize,
     /// The moment in which it last said something.
     active_in: u32,
     under_way: Together<F, Tag>,
+    /// How many may be under way together: twice as many after every reply, as far as replies like it fit into [`WINDOW_BYTES`].
+    width: usize,
     execute: Execute<S, F>,
 }
 
@@ -78,47 +93,60 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
         boxes: Boxes<F>,
         execute: Execute<S, F>,
     ) -> Self {
-        let Guest { talk, input, parser } = guest;
+        let Guest { talk, input, parser, output } = guest;
         Self {
             shard,
             socket,
             talk,
             parser,
             input: (!input.is_empty()).then(|| Rc::new(input)),
-            output: Vec::new(),
+            output,
+            written: 0,
             active_in: 0,
             under_way: Together::new(boxes),
+            width: 1,
             execute,
         }
     }
 
-    /// Serves the client until it leaves, or has to, or moves to another thread.
+    /// Serves the client until it leaves, or has to, or moves to another thread or session.
     pub(super) async fn serve(mut self) {
-        match self.converse().await {
-            Ok(Parting::Move(home)) => self.move_to(home),
+        let parting = self.converse().await;
+        // The socket may have failed in the middle of a pipeline.
+        self.settle(0).await;
+        match parting {
+            Ok(Parting::Move(home)) => {
+                self.shard.stats.handed_over.add(1);
+                let inboxes = Arc::clone(&self.shard.inboxes);
+                inboxes[home].push(self.into_guest());
+            }
+            Ok(Parting::Wait) => {
+                let common = Arc::clone(&self.shard.common);
+                common.lobby.push(self.into_guest());
+            }
             // What goes wrong with a socket means that the client is gone.
             Ok(Parting::End) | Err(_) => self.shard.common.clients.leave(&self.talk.client),
         }
     }
 
-    /// Hands the client to another thread.
-    fn move_to(self, home: usize) {
-        let Self { shard, socket, talk, input, parser, .. } = self;
+    /// The client, for whoever serves it next.
+    fn into_guest(self) -> Guest {
+        let Self { socket, talk, input, parser, mut output, written, .. } = self;
         // It is watched by one thread at a time.
         drop(socket);
-        shard.stats.handed_over.add(1);
-        shard.inboxes[home].push(Guest {
-            talk,
-            input: input.map_or_else(Vec::new, Rc::unwrap_or_clone),
-            parser,
-        });
+        output.drain(..written);
+        Guest { talk, input: input.map_or_else(Vec::new, Rc::unwrap_or_clone), parser, output }
     }
 
     async fn converse(&mut self) -> io::Result<Parting> {
-        loop {
+        // What it brought along.
+        self.write().await?;
+        self.run_requests().await?;
+        self.write().await?;
+        while !self.talk.is_over {
             self.socket.readable().await;
             if self.shard.stop.is_set() {
-                return Ok(Parting::End);
+                return Ok(Parting::Wait);
             }
             match self.read() {
                 Ok(0) => return Ok(Parting::End),
@@ -135,16 +163,20 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
             self.run_requests().await?;
             self.write().await?;
             if self.talk.is_over {
-                return Ok(Parting::End);
+                break;
+            }
+            if self.shard.stop.is_set() {
+                return Ok(Parting::Wait);
             }
             if let Some(home) = self.shard.balance.next_home() {
                 return Ok(Parting::Move(home));
             }
             if self.socket.is_readable() {
                 // Others first.
-                self.shard.endpoint.yield_now().await;
+                self.shard.executor.yield_now().await;
             }
         }
+        Ok(Parting::End)
     }
 
     /// Reads once; how much.
@@ -168,7 +200,8 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
     async fn run_requests(&mut self) -> io::Result<()> {
         let Some(mut chunk) = self.input.take() else { return Ok(()) };
         let mut at = 0;
-        while !self.talk.is_over && !self.shard.stop.is_set() {
+        // Nobody would read the replies of a client that is gone.
+        while !self.talk.is_over && !self.shard.stop.is_set() && !self.socket.is_gone() {
             let limits = Limits {
                 request_bytes: self.shard.common.options.max_request_bytes,
                 is_stranger: self.talk.is_stranger,
@@ -177,7 +210,9 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
                 Ok(Parsed::Whole(request, taken)) => {
                     at += taken;
                     self.run(request, at < chunk.len()).await;
-                    if self.output.len() >= WRITE_BYTES {
+                    if self.output.len() >= WRITE_BYTES && !self.try_write()? {
+                        // While the client does not read nothing may be under way.
+                        self.settle(0).await;
                         self.write().await?;
                     }
                 }
@@ -233,6 +268,11 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
             }
             return self.answer(answer).await;
         }
+        if shard.is_cut_off.get() && spec.command != Command::Info {
+            stats.errors.add(1);
+            let refusal = shard.common.health.refusal();
+            return self.answer(Err(Refused::new(refusal))).await;
+        }
         let key = (spec.keys == Keys::One || (spec.keys == Keys::All && request.len() == 2))
             .then(|| hash(&request[1]));
         let started = shard.is_sampled().then(|| shard.common.now());
@@ -256,7 +296,9 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
 
     fn finish(&mut self, reply: &Reply, tag: &Tag) {
         note(&self.shard, reply, tag);
+        let before = self.output.len();
         reply.write(&mut self.output, self.talk.protocol);
+        self.width = next_width(self.width, self.output.len() - before);
     }
 
     /// An answer that took no time; those before it first.
@@ -272,7 +314,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
             let must_wait = self.under_way.running().any(is_in_the_way);
             match (must_wait, self.under_way.len()) {
                 (true, length) => self.settle(length - 1).await,
-                (false, WIDTH..) => self.settle(WIDTH - 1).await,
+                (false, length) if length >= self.width => self.settle(self.width - 1).await,
                 (false, _) => return,
             }
         }
@@ -283,26 +325,35 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
         if self.under_way.len() <= most {
             return;
         }
-        let (under_way, output) = (&mut self.under_way, &mut self.output);
+        let (under_way, output, width) = (&mut self.under_way, &mut self.output, &mut self.width);
         let (shard, protocol) = (&self.shard, self.talk.protocol);
         std::future::poll_fn(|context: &mut Context<'_>| {
             under_way.advance(context, |reply, tag| {
                 note(shard, &reply, &tag);
+                let before = output.len();
                 reply.write(output, protocol);
+                *width = next_width(*width, output.len() - before);
             });
             if under_way.len() <= most { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
     }
 
-    /// Writes all replies.
+    /// Writes all replies, and waits until the client has taken them, or the session ends. Nothing may be under way.
     async fn write(&mut self) -> io::Result<()> {
-        let mut written = 0;
-        while written < self.output.len() {
-            match (&self.socket.inner.stream).write(&self.output[written..]) {
+        while !self.try_write()? && !self.shard.stop.is_set() {
+            self.socket.writable().await;
+        }
+        Ok(())
+    }
+
+    /// Writes what the socket takes of the replies; whether that is all.
+    fn try_write(&mut self) -> io::Result<bool> {
+        while self.written < self.output.len() {
+            match (&self.socket.inner.stream).write(&self.output[self.written..]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(bytes) => {
-                    written += bytes;
+                    self.written += bytes;
                     self.shard.stats.bytes_out.add(bytes as u64);
                     self.talk.client.unread_since.store(0, Ordering::Relaxed);
                 }
@@ -312,19 +363,28 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
                         since.store(self.shard.seconds.get(), Ordering::Relaxed);
                     }
                     self.socket.not_writable();
-                    self.socket.writable().await;
+                    return Ok(false);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
         self.output.clear();
+        self.written = 0;
         // Long replies are rare: their room is not kept.
         if self.output.capacity() > 2 * WRITE_BYTES {
             self.output = Vec::new();
         }
-        Ok(())
+        Ok(true)
     }
+}
+
+/// How many commands may be under way together after a reply of so many bytes.
+#[inline]
+fn next_width(width: usize, reply_bytes: usize) -> usize {
+    let fitting =
+        if reply_bytes <= WINDOW_BYTES / WIDTH { WIDTH } else { (WINDOW_BYTES / reply_bytes).max(1) };
+    fitting.min(2 * width)
 }
 
 fn stranger() -> Refused {
@@ -355,5 +415,22 @@ impl<S: Store> Shard<S> {
         let left = self.unsampled.get();
         self.unsampled.set(if left == 0 { SAMPLED_ONE_IN - 1 } else { left - 1 });
         left == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_together_as_far_as_their_replies_fit() {
+        let after = |replies: &[usize]| replies.iter().fold(1, |width, bytes| next_width(width, *bytes));
+        assert_eq!(after(&[5]), 2);
+        assert_eq!(after(&[5; 5]), WIDTH);
+        assert_eq!(after(&[5; 100]), WIDTH);
+        assert_eq!(after(&[25 << 10; 10]), 10);
+        assert_eq!(after(&[1 << 20; 10]), 1);
+        assert_eq!(after(&[64 << 20]), 1, "one at a time, however long");
+        assert_eq!(after(&[64 << 20, 5, 5]), 4, "and more again after short ones");
     }
 }

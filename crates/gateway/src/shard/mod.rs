@@ -3,6 +3,9 @@
 //! Everything a client asks for is carried out by the thread that its connection belongs to; there is no hop. The first thread
 //! also accepts connections; they stay there until it is busy (`balance`).
 //!
+//! A shard lasts as long as a session. While there is none, one shard without an index accepts clients and says so to whoever wants more
+//! than that. Clients go from one to the next through [`Common::lobby`], between two requests, and keep their connections.
+//!
 //! | file | what it is |
 //! |---|---|
 //! | `sockets` | the thread's sockets, behind one epoll descriptor |
@@ -17,9 +20,9 @@ mod chores;
 mod connection;
 mod sockets;
 
-pub(crate) use accept::Inbox;
+pub(crate) use accept::{Guest, Inbox};
 
-use crate::command::{Finder, Refused, execute};
+use crate::command::{Finder, Refused, execute, execute_absent};
 use crate::common::{Common, Stop};
 use crate::resp::Reply;
 use crate::stats::{Far, ThreadStats};
@@ -27,7 +30,8 @@ use crate::store::Store;
 use crate::together::Boxes;
 use balance::Balance;
 use connection::{CHUNK_BYTES, Connection, Execute};
-use farwood_fabric::{Endpoint, Executor, marks};
+use farwood_fabric::clock::Nanos;
+use farwood_fabric::{Company, Endpoint, Executor, marks};
 use farwood_index::{IndexError, Pool};
 use sockets::Sockets;
 use std::cell::{Cell, RefCell};
@@ -44,9 +48,10 @@ const SPARE_HANDLES: usize = 1024;
 
 /// What the clients of one thread share.
 pub(crate) struct Shard<S: Store> {
-    pub(crate) store: S,
-    pub(crate) pool: Pool,
-    pub(crate) endpoint: Endpoint,
+    /// The index, unless there is no session.
+    pub(crate) joined: Option<Joined<S>>,
+    pub(crate) executor: Executor,
+    pub(crate) company: Company,
     pub(crate) common: Arc<Common>,
     pub(crate) stats: Arc<ThreadStats>,
     pub(crate) stop: Arc<Stop>,
@@ -57,21 +62,29 @@ pub(crate) struct Shard<S: Store> {
     finder: Finder,
     handles: RefCell<Vec<S::Handle>>,
     chunks: RefCell<Vec<Rc<Vec<u8>>>>,
-    /// Handles that are in use: operations that must not be cut short.
-    busy: Cell<usize>,
+    /// Tasks that may be in the middle of an operation.
+    at_work: Cell<usize>,
+    /// Commands that need the index would only wait: the coordinator is silent.
+    is_cut_off: Cell<bool>,
     /// Commands until one is timed again.
     unsampled: Cell<u32>,
     /// What the clock said a moment ago.
     seconds: Cell<u64>,
 }
 
-/// What a thread starts with.
-#[derive(Debug)]
-pub(crate) struct Start<S> {
-    /// Which thread it is.
-    pub(crate) number: usize,
+/// An index of a pool, as one thread has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Joined<S> {
     pub(crate) store: S,
     pub(crate) pool: Pool,
+    pub(crate) endpoint: Endpoint,
+}
+
+/// What a thread starts with.
+#[derive(Debug)]
+pub(crate) struct Start {
+    /// Which thread it is.
+    pub(crate) number: usize,
     pub(crate) common: Arc<Common>,
     pub(crate) stop: Arc<Stop>,
     pub(crate) inboxes: Arc<[Inbox]>,
@@ -79,17 +92,18 @@ pub(crate) struct Start<S> {
     pub(crate) listener: Option<TcpListener>,
 }
 
-/// Serves clients on this thread, whose executor runs, until it is told to stop.
-pub(crate) async fn serve<S: Store>(start: Start<S>, endpoint: &Endpoint) -> Result<(), IndexError> {
+/// Serves clients on this thread, whose executor runs, until it is told to stop, and lets what has begun come to its end: whether it
+/// has, within [`chores::REST_NS`].
+pub(crate) async fn serve<S: Store>(start: Start, joined: Option<Joined<S>>) -> Result<bool, IndexError> {
     let executor = Executor::current().ok_or(farwood_fabric::FabricError::NoExecutor)?;
     let system =
         |error: std::io::Error| IndexError::BadConfig { why: format!("no sockets to be had: {error}") };
     let sockets = Sockets::new(&executor).map_err(system)?;
-    let Start { number, store, pool, common, stop, inboxes, listener } = start;
+    let Start { number, common, stop, inboxes, listener } = start;
     let shard = Rc::new(Shard {
-        store,
-        pool,
-        endpoint: endpoint.clone(),
+        company: joined.as_ref().map_or_else(Company::default, |joined| joined.endpoint.company().clone()),
+        joined,
+        executor: executor.clone(),
         stats: Arc::clone(&common.threads[number]),
         seconds: Cell::new(common.seconds()),
         common,
@@ -100,23 +114,31 @@ pub(crate) async fn serve<S: Store>(start: Start<S>, endpoint: &Endpoint) -> Res
         finder: Finder::new(),
         handles: RefCell::default(),
         chunks: RefCell::default(),
-        busy: Cell::new(0),
+        at_work: Cell::new(0),
+        is_cut_off: Cell::new(false),
         unsampled: Cell::new(0),
     });
     let is_first = listener.is_some();
     if let Some(listener) = listener {
         let listener = sockets.watch(listener).map_err(system)?;
-        endpoint.spawn(accept::accept(Rc::clone(&shard), listener));
+        executor.spawn(accept::accept(Rc::clone(&shard), listener));
+        for guest in shard.common.lobby.take_all() {
+            shard.inboxes[shard.number].push(guest);
+        }
     }
-    endpoint.spawn(welcome(Rc::clone(&shard), sockets, execute::<S>));
-    endpoint.spawn(chores::every_moment(Rc::clone(&shard)));
-    if is_first {
-        endpoint.spawn(chores::sweep(Rc::clone(&shard)));
-        endpoint.spawn(chores::watch_memory(Rc::clone(&shard)));
+    if shard.joined.is_some() {
+        executor.spawn(welcome(Rc::clone(&shard), Rc::clone(&sockets), execute::<S>));
+    } else {
+        executor.spawn(welcome(Rc::clone(&shard), Rc::clone(&sockets), execute_absent::<S>));
+    }
+    executor.spawn(chores::every_moment(Rc::clone(&shard)));
+    if is_first && shard.joined.is_some() {
+        shard.spawn_work(chores::sweep(Rc::clone(&shard)));
+        shard.spawn_work(chores::watch_memory(Rc::clone(&shard)));
     }
     stop.wait().await;
-    shard.come_to_rest().await;
-    Ok(())
+    sockets.close();
+    Ok(shard.come_to_rest().await)
 }
 
 /// Serves the clients that are handed to this thread.
@@ -125,13 +147,13 @@ async fn welcome<S: Store, F: Future<Output = Reply> + 'static>(
     sockets: Rc<Sockets>,
     execute: Execute<S, F>,
 ) {
-    let boxes = Boxes::new(shard.endpoint.company());
+    let boxes = Boxes::new(&shard.company);
     loop {
         let guest = shard.inboxes[shard.number].next().await;
         match sockets.watch(Arc::clone(&guest.talk.client)) {
             Ok(socket) => {
                 let connection = Connection::new(Rc::clone(&shard), socket, guest, boxes.clone(), execute);
-                shard.endpoint.spawn(connection.serve());
+                shard.spawn_work(connection.serve());
             }
             Err(error) => {
                 tracing::warn!("a client was turned away: {error}");
@@ -144,18 +166,35 @@ async fn welcome<S: Store, F: Future<Output = Reply> + 'static>(
 impl<S: Store> Shard<S> {
     /// Lets every thread see what this one's operations cost up to now.
     pub(crate) fn publish_costs(&self) {
-        self.stats.publish(Far { costs: self.endpoint.totals(), paths: marks::snapshot() });
+        if let Some(joined) = &self.joined {
+            self.stats.publish(Far { costs: joined.endpoint.totals(), paths: marks::snapshot() });
+        }
+    }
+
+    /// Runs a task that may be in the middle of an operation and ends by itself soon after the thread was told to stop.
+    fn spawn_work(self: &Rc<Self>, work: impl Future<Output = ()> + 'static) {
+        self.at_work.set(self.at_work.get() + 1);
+        let shard = Rc::clone(self);
+        self.executor.spawn(async move {
+            work.await;
+            shard.at_work.set(shard.at_work.get() - 1);
+        });
+    }
+
+    pub(crate) async fn sleep(&self, ns: Nanos) {
+        self.executor.sleep_until(self.executor.now() + ns).await;
     }
 
     /// Operations for one task, until the result is dropped.
     #[inline]
     pub(crate) fn handle(&self) -> Result<Lent<'_, S>, IndexError> {
         let spare = self.handles.borrow_mut().pop();
-        let handle = match spare {
-            Some(handle) => handle,
-            None => self.store.handle(&self.endpoint)?,
+        let handle = match (spare, &self.joined) {
+            (Some(handle), _) => handle,
+            (None, Some(joined)) => joined.store.handle(&joined.endpoint)?,
+            // Without a session nothing that needs a handle begins.
+            (None, None) => return Err(IndexError::Unknown),
         };
-        self.busy.set(self.busy.get() + 1);
         Ok(Lent { shard: self, handle: Some(handle) })
     }
 
@@ -188,7 +227,7 @@ impl<S: Store> Shard<S> {
 
 impl<S: Store> fmt::Debug for Shard<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Shard({} busy)", self.busy.get())
+        write!(f, "Shard({} at work)", self.at_work.get())
     }
 }
 
@@ -208,7 +247,6 @@ impl<S: Store> Deref for Lent<'_, S> {
 
 impl<S: Store> Drop for Lent<'_, S> {
     fn drop(&mut self) {
-        self.shard.busy.set(self.shard.busy.get() - 1);
         let mut handles = self.shard.handles.borrow_mut();
         if handles.len() < SPARE_HANDLES {
             handles.extend(self.handle.take());

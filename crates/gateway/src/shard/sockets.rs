@@ -29,6 +29,8 @@ struct State {
     is_writable: Cell<bool>,
     /// The other end has closed: there is something to read, if only the end.
     is_hung_up: Cell<bool>,
+    /// It was reset, or shut for both directions: nothing that is written will be read.
+    is_gone: Cell<bool>,
     waker: RefCell<Option<Waker>>,
 }
 
@@ -37,6 +39,7 @@ pub(crate) struct Sockets {
     epoll: OwnedFd,
     states: RefCell<Slab<Rc<State>>>,
     events: RefCell<Vec<Event>>,
+    is_closing: Cell<bool>,
 }
 
 impl Sockets {
@@ -46,6 +49,7 @@ impl Sockets {
             epoll: epoll::create(CreateFlags::CLOEXEC)?,
             states: RefCell::default(),
             events: RefCell::new(Vec::with_capacity(EVENTS)),
+            is_closing: Cell::new(false),
         });
         let source: Rc<dyn Source> = Rc::clone(&sockets) as _;
         executor.register(&source)?;
@@ -62,6 +66,16 @@ impl Sockets {
             return Err(error.into());
         }
         Ok(Socket { inner: socket, state, key, sockets: Rc::clone(self) })
+    }
+
+    /// From now on nobody waits for a socket: whoever does is woken, and looks why.
+    pub(crate) fn close(&self) {
+        self.is_closing.set(true);
+        for (_, state) in self.states.borrow().iter() {
+            if let Some(waker) = state.waker.take() {
+                waker.wake();
+            }
+        }
     }
 
     /// Takes events; whether there were any.
@@ -85,6 +99,9 @@ impl Sockets {
             }
             if has_ended {
                 state.is_hung_up.set(true);
+            }
+            if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+                state.is_gone.set(true);
             }
             if let Some(waker) = state.waker.take() {
                 waker.wake();
@@ -141,6 +158,12 @@ impl<T: AsFd> Socket<T> {
         self.state.is_readable.get()
     }
 
+    /// Whether it is known that nobody reads what is written.
+    #[inline]
+    pub(crate) fn is_gone(&self) -> bool {
+        self.state.is_gone.get()
+    }
+
     /// There was less to read than was asked for. If the other end has closed, the end itself is still to be read.
     pub(crate) fn read_all(&self) {
         self.state.is_readable.set(self.state.is_hung_up.get());
@@ -164,7 +187,7 @@ impl<T: AsFd> Socket<T> {
 
     async fn wait(&self, is_so: impl Fn(&State) -> bool) {
         std::future::poll_fn(|context| {
-            if is_so(&self.state) {
+            if is_so(&self.state) || self.sockets.is_closing.get() {
                 return Poll::Ready(());
             }
             self.state.waker.replace(Some(context.waker().clone()));

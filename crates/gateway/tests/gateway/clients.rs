@@ -1,7 +1,8 @@
 //! A real client library, unmodified, on a real index in far memory: the Rust `redis` crate, over both versions of the protocol.
 
-use super::common::options;
-use farwood_fabric::Cluster;
+use super::common::{Client, Value, bytes, options, wait_for};
+use farwood_fabric::control::SessionState;
+use farwood_fabric::{Cluster, Executor, Session, SessionOptions};
 use farwood_gateway::{Gateway, NamedIndex};
 use farwood_index::AnyEngine;
 use redis::{Commands, Connection, ErrorKind, ExistenceCheck, SetExpiry, SetOptions};
@@ -17,7 +18,7 @@ fn pool() -> Cluster {
 }
 
 fn gateway(cluster: &Cluster) -> Gateway {
-    Gateway::start(cluster, NamedIndex("test".into()), options()).expect("a gateway")
+    Gateway::start(cluster, NamedIndex::new("test"), options()).expect("a gateway")
 }
 
 fn connect(gateway: &Gateway, protocol: &str) -> Connection {
@@ -143,6 +144,41 @@ fn server(redis: &mut Connection) -> Outcome {
     let piped: (i64, Option<String>, i64) = redis::pipe().incr("p", 1).get("p").incr("p", 1).query(redis)?;
     assert_eq!(piped, (1, Some("1".into()), 2));
     redis.del("p")
+}
+
+/// A gateway whose session is fenced joins again; its clients keep their connections, and what they have sent of a request.
+#[test]
+fn a_fenced_gateway_joins_again_and_its_clients_stay() {
+    let cluster = pool();
+    let gateway = gateway(&cluster);
+    let mut clients: Vec<_> = (0..4).map(|_| Client::to(gateway.address())).collect();
+    for round in 0..3 {
+        for (n, client) in clients.iter_mut().enumerate() {
+            assert_eq!(client.ask(&["SET", &format!("k{n}"), "before"]), Value::Word("OK".into()));
+            assert_eq!(client.say(&format!("CLIENT SETNAME round-{round}")), Value::Word("OK".into()));
+            client.send(b"*2\r\n$3\r\nGET\r\n$2\r\nk");
+        }
+        Executor::new().block_on(async {
+            let warden = Session::open(&cluster, SessionOptions::default()).await.expect("a session");
+            let endpoint = warden.endpoint().expect("an endpoint");
+            for victim in warden.list(&endpoint.op()).await.expect("listed") {
+                if victim.session != warden.id() && victim.state == SessionState::Active {
+                    warden.fence(&endpoint.op(), victim.session, true).await.expect("fenced");
+                }
+            }
+            warden.close(&endpoint).await.expect("closed");
+        });
+        for (n, client) in clients.iter_mut().enumerate() {
+            client.send(format!("{n}\r\n").as_bytes());
+            let first = client.read();
+            let is_told = matches!(&first, Value::Error(text) if text.contains("fenced"));
+            assert!(is_told || first == bytes("before"), "{first:?}");
+            wait_for("the gateway to join again", || {
+                client.ask(&["GET", &format!("k{n}")]) == bytes("before")
+            });
+            assert_eq!(client.say("CLIENT GETNAME"), bytes(format!("round-{round}")));
+        }
+    }
 }
 
 /// Two gateways on one index: what one client adds no other loses, whichever gateway it uses.

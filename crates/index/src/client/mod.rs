@@ -3,7 +3,12 @@
 //! A [`Client`] can be cloned and used from anywhere. Operations run on a few threads of its own, each with an executor, an
 //! endpoint and as many tasks as operations are under way; they all share one session, and with it caches and locks. What an operation
 //! brings is a [`Pending`]: a future for any runtime, or [`Pending::wait`] for threads that block. The hop costs some
-//! microseconds; who cannot afford it uses [`Index`] on an executor's thread.
+//! microseconds; who cannot afford it uses [`Index`](crate::Index) on an executor's thread.
+//!
+//! **Servers that come back.** When the session is lost (a memory server was started again, or the session was fenced), what is under way
+//! fails, and the client joins the pool anew by itself, as often as it takes; operations that are given meanwhile fail at once, with the
+//! reason. Indexes that were open are opened again by their names. If a server came back with empty memory, the log says so, and an index
+//! that went with it is absent until somebody creates it.
 //!
 //! ```
 //! use farwood_index::{AnyEngine, Client};
@@ -19,19 +24,19 @@
 //! ```
 
 mod pending;
+mod queue;
 mod worker;
 
 pub use pending::Pending;
 
 use crate::api::{IndexError, KeyValue};
 use crate::engine::AnyEngine;
-use crate::index::Index;
 use farwood_fabric::transport::url::{Access, BadUrl, PoolUrl};
 use farwood_fabric::{Cluster, FabricError, Label};
 use std::fmt;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
-use worker::{Job, Operation, Workers};
+use worker::{Job, Opened, Operation, Workers};
 
 /// A pool, from any thread. Cheap to clone; the session is closed with the last clone, when what is under way has ended.
 #[derive(Clone)]
@@ -43,7 +48,8 @@ pub struct Client {
 #[derive(Clone)]
 pub struct ClientIndex {
     workers: Arc<Workers>,
-    index: Index,
+    engine: AnyEngine,
+    opened: Arc<Opened>,
 }
 
 impl Client {
@@ -69,11 +75,8 @@ impl Client {
     pub fn create(&self, name: &str, engine: &AnyEngine) -> Pending<ClientIndex> {
         let (promise, pending) = pending::promise();
         let (name, engine, workers) = (name.to_owned(), engine.clone(), Arc::clone(&self.workers));
-        self.workers.give(Job::Create {
-            name,
-            engine,
-            promise: promise.map(move |index| ClientIndex { workers, index }),
-        });
+        let promise = promise.map(move |opened| ClientIndex::new(workers, opened));
+        self.workers.give(Job::Create { name, engine, promise });
         pending
     }
 
@@ -81,8 +84,8 @@ impl Client {
     pub fn open(&self, name: &str) -> Pending<ClientIndex> {
         let (promise, pending) = pending::promise();
         let (name, workers) = (name.to_owned(), Arc::clone(&self.workers));
-        self.workers
-            .give(Job::Open { name, promise: promise.map(move |index| ClientIndex { workers, index }) });
+        let promise = promise.map(move |opened| ClientIndex::new(workers, opened));
+        self.workers.give(Job::Open { name, promise });
         pending
     }
 
@@ -108,18 +111,22 @@ impl fmt::Debug for Client {
 }
 
 impl ClientIndex {
+    fn new(workers: Arc<Workers>, opened: Opened) -> Self {
+        Self { workers, engine: opened.engine(), opened: Arc::new(opened) }
+    }
+
     fn give(&self, operation: Operation) {
-        self.workers.give(Job::Operate { index: self.index.clone(), operation });
+        self.workers.give(Job::Operate { index: Arc::clone(&self.opened), operation });
     }
 
     /// Its name.
     pub fn name(&self) -> &str {
-        self.index.name()
+        self.opened.name()
     }
 
     /// Its engine, with the settings that it was created with.
     pub fn engine(&self) -> &AnyEngine {
-        self.index.engine()
+        &self.engine
     }
 
     /// The value of a key.
@@ -202,6 +209,6 @@ impl ClientIndex {
 
 impl fmt::Debug for ClientIndex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.index.fmt(f)
+        write!(f, "ClientIndex('{}')", self.name())
     }
 }

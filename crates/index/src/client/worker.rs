@@ -1,19 +1,20 @@
 //! The threads of a client: each takes jobs from the queue that all share and runs them as tasks on its own executor.
 //!
-//! The first thread opens the session and keeps it alive; it is the last to go, and leaves the pool.
+//! The first thread opens the session and keeps it alive; it is the last to go, and leaves the pool. When the session is lost it joins the
+//! pool anew, and the others follow.
 
 use super::pending::Promise;
+use super::queue::{Queue, Term};
 use crate::Pool;
 use crate::api::{IndexError, KeyValue, OrderedIndex};
 use crate::engine::AnyEngine;
 use crate::index::{Handle, Index};
-use farwood_fabric::{Cluster, Endpoint, Executor, Label, SessionOptions};
+use farwood_fabric::{Cluster, Endpoint, Executor, FabricError, Label, SessionOptions};
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::ops::Bound;
 use std::rc::Rc;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 
@@ -21,17 +22,70 @@ use std::thread::JoinHandle;
 const HEARTBEATS_PER_LEASE: u64 = 4;
 /// How often the epoch is to advance, so that memory comes back soon.
 const HEARTBEAT_NS: u64 = 100_000_000;
+/// How often it is looked whether the session is still one, and of so many times once at servers that hear from us only with verbs.
+const LOOK_NS: u64 = 100_000_000;
+const LOOKS_PER_ROUND: u32 = 5;
+/// How long a client waits before it tries again to join, and how often it looks meanwhile whether it is still wanted.
+const REJOIN_NS: u64 = 200_000_000;
+const REJOIN_LOOKS: u64 = 4;
 /// Handles that a thread keeps for the next operations.
 const SPARE_HANDLES: usize = 64;
 
 /// What is to be done.
 #[derive(Debug)]
 pub(super) enum Job {
-    Create { name: String, engine: AnyEngine, promise: Promise<Index> },
-    Open { name: String, promise: Promise<Index> },
+    Create { name: String, engine: AnyEngine, promise: Promise<Opened> },
+    Open { name: String, promise: Promise<Opened> },
     Drop { name: String, promise: Promise<()> },
     List { promise: Promise<Vec<String>> },
-    Operate { index: Index, operation: Operation },
+    Operate { index: Arc<Opened>, operation: Operation },
+}
+
+impl Job {
+    pub(super) fn fail(self, error: IndexError) {
+        match self {
+            Self::Create { promise, .. } | Self::Open { promise, .. } => promise.keep(Err(error)),
+            Self::Drop { promise, .. } => promise.keep(Err(error)),
+            Self::List { promise } => promise.keep(Err(error)),
+            Self::Operate { operation, .. } => operation.fail(error),
+        }
+    }
+}
+
+/// An index that is open, in one session after the other.
+#[derive(Debug)]
+pub(super) struct Opened {
+    name: String,
+    /// With the session that has it open.
+    index: Mutex<(Term, Index)>,
+}
+
+impl Opened {
+    fn new(term: Term, index: Index) -> Self {
+        Self { name: index.name().to_owned(), index: Mutex::new((term, index)) }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn engine(&self) -> AnyEngine {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner).1.engine().clone()
+    }
+
+    /// The index in this session: opened again, if it was open in an earlier one.
+    async fn within(&self, bench: &Bench) -> Result<Index, IndexError> {
+        let (term, index) = self.index.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if term == bench.term {
+            return Ok(index);
+        }
+        let index = Index::open(&bench.pool, &bench.endpoint, &self.name).await?;
+        let mut newest = self.index.lock().unwrap_or_else(PoisonError::into_inner);
+        if newest.0 < bench.term {
+            *newest = (bench.term, index.clone());
+        }
+        Ok(index)
+    }
 }
 
 /// What is to be done to an index.
@@ -78,63 +132,6 @@ pub(super) enum Operation {
     },
 }
 
-/// Jobs on their way to whichever thread is free.
-#[derive(Default, Debug)]
-struct Queue {
-    state: Mutex<QueueState>,
-}
-
-#[derive(Default, Debug)]
-struct QueueState {
-    jobs: VecDeque<Job>,
-    idle: Vec<Waker>,
-    closed: bool,
-}
-
-impl Queue {
-    fn lock(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn push(&self, job: Job) {
-        let mut state = self.lock();
-        // Of a closed queue nobody takes: dropping the job breaks its promise.
-        if state.closed {
-            return;
-        }
-        state.jobs.push_back(job);
-        let waker = state.idle.pop();
-        drop(state);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-
-    fn close(&self) {
-        let mut state = self.lock();
-        state.closed = true;
-        let idle = std::mem::take(&mut state.idle);
-        drop(state);
-        idle.into_iter().for_each(Waker::wake);
-    }
-
-    /// The next job; `None` when there will be none.
-    async fn pop(&self) -> Option<Job> {
-        std::future::poll_fn(|context| {
-            let mut state = self.lock();
-            if let Some(job) = state.jobs.pop_front() {
-                return Poll::Ready(Some(job));
-            }
-            if state.closed {
-                return Poll::Ready(None);
-            }
-            state.idle.push(context.waker().clone());
-            Poll::Pending
-        })
-        .await
-    }
-}
-
 /// The threads. Dropping them lets what is under way end.
 #[derive(Debug)]
 pub(super) struct Workers {
@@ -151,13 +148,13 @@ impl Workers {
         let mut workers = Self { queue: Arc::clone(&queue), threads: Vec::new() };
         let (opened, is_open) = channel();
         let (cluster, first) = (cluster.clone(), Arc::clone(&queue));
-        let first = std::thread::spawn(move || lead(&cluster, label, &first, &opened));
-        let pool = is_open.recv().unwrap_or(Err(IndexError::Unknown));
-        let result = pool.and_then(|pool| {
+        let first = std::thread::spawn(move || lead(cluster, label, &first, &opened));
+        let joined = is_open.recv().unwrap_or(Err(IndexError::Unknown));
+        let result = joined.and_then(|()| {
             for _ in 1..threads {
                 let (opened, is_open) = channel();
-                let (pool, queue) = (pool.clone(), Arc::clone(&queue));
-                workers.threads.push(std::thread::spawn(move || follow(&pool, &queue, &opened)));
+                let queue = Arc::clone(&queue);
+                workers.threads.push(std::thread::spawn(move || follow(&queue, &opened)));
                 is_open.recv().unwrap_or(Err(IndexError::Unknown))?;
             }
             Ok(())
@@ -187,49 +184,116 @@ impl Drop for Workers {
     }
 }
 
-/// The first thread.
-fn lead(cluster: &Cluster, label: Label, queue: &Queue, opened: &Sender<Result<Pool, IndexError>>) {
-    let executor = Executor::new();
-    executor.block_on(async {
-        let joined = async {
-            let options = SessionOptions { label, ..SessionOptions::default() };
-            let pool = Pool::join(cluster, options).await?;
-            let endpoint = pool.session().endpoint()?;
-            Ok((pool, endpoint))
-        };
-        let (pool, endpoint) = match joined.await {
-            Ok(joined) => joined,
-            Err(error) => return drop(opened.send(Err(error))),
-        };
-        let lease = pool.session().lease_ns();
-        let every = if lease == 0 { HEARTBEAT_NS } else { HEARTBEAT_NS.min(lease / HEARTBEATS_PER_LEASE) };
-        pool.keep_alive(&endpoint, every);
-        let _ = opened.send(Ok(pool.clone()));
-        work(&pool, &endpoint, queue).await;
-        // If it fails, the lease runs out, and whoever needs what we held takes it.
-        let _ = pool.leave(&endpoint).await;
-    });
-    executor.clear();
+/// The first thread: one session after the other, until no job will come.
+fn lead(mut cluster: Cluster, label: Label, queue: &Arc<Queue>, opened: &Sender<Result<(), IndexError>>) {
+    let mut starting = Some(opened);
+    while !queue.is_closed() {
+        let executor = Executor::new();
+        let ended = executor.block_on(async {
+            let (pool, endpoint) = join(&cluster, label).await?;
+            let term = queue.begin(&pool);
+            endpoint.spawn(watch(pool.clone(), endpoint.clone(), Arc::clone(queue), term));
+            if let Some(opened) = starting.take() {
+                let _ = opened.send(Ok(()));
+            }
+            work(&pool, &endpoint, queue, term).await;
+            // If it fails, the lease runs out, and whoever needs what we held takes it.
+            if pool.session().is_condemned() {
+                let _ = pool.session().fence_itself(&endpoint).await;
+            } else if !pool.session().is_lost() {
+                let _ = pool.leave(&endpoint).await;
+            }
+            Ok(())
+        });
+        executor.clear();
+        if let Err(error) = ended {
+            match starting {
+                Some(opened) => return drop(opened.send(Err(error))),
+                None => queue.suspend(&error),
+            }
+        }
+        if queue.is_closed() {
+            return;
+        }
+        pause(queue);
+        match cluster.again() {
+            Ok(again) => cluster = again,
+            Err(error) => queue.suspend(&error.into()),
+        }
+    }
 }
 
-/// Any other thread.
-fn follow(pool: &Pool, queue: &Queue, opened: &Sender<Result<(), IndexError>>) {
-    let executor = Executor::new();
-    executor.block_on(async {
-        match pool.session().endpoint() {
-            Ok(endpoint) => {
-                let _ = opened.send(Ok(()));
-                work(pool, &endpoint, queue).await;
-            }
-            Err(error) => drop(opened.send(Err(error.into()))),
+/// Joins the pool and keeps the session alive. If that fails, nothing of it stays.
+async fn join(cluster: &Cluster, label: Label) -> Result<(Pool, Endpoint), IndexError> {
+    let options = SessionOptions { label, ..SessionOptions::default() };
+    let pool = Pool::join(cluster, options).await?;
+    let endpoint = match pool.session().endpoint() {
+        Ok(endpoint) => endpoint,
+        Err(error) => {
+            let _ = pool.session().clone().close_unused().await;
+            return Err(error.into());
         }
-    });
-    executor.clear();
+    };
+    let lease = pool.session().lease_ns();
+    let every = if lease == 0 { HEARTBEAT_NS } else { HEARTBEAT_NS.min(lease / HEARTBEATS_PER_LEASE) };
+    pool.keep_alive(&endpoint, every);
+    Ok((pool, endpoint))
+}
+
+/// Waits until the session is lost; then what is given fails until there is another.
+async fn watch(pool: Pool, endpoint: Endpoint, queue: Arc<Queue>, term: Term) {
+    let session = pool.session();
+    loop {
+        for _ in 0..LOOKS_PER_ROUND {
+            if session.is_lost() {
+                return queue.end(term, &FabricError::Fenced { session: session.id() }.into());
+            }
+            endpoint.sleep(LOOK_NS).await;
+        }
+        // A server that is silent may answer again; one that has lost us shows in the session.
+        let _ = session.look_around(&endpoint).await;
+    }
+}
+
+fn pause(queue: &Queue) {
+    let executor = Executor::new();
+    for _ in 0..REJOIN_LOOKS {
+        if !queue.is_closed() {
+            executor.block_on(executor.sleep_until(executor.now() + REJOIN_NS / REJOIN_LOOKS));
+        }
+    }
+}
+
+/// Any other thread: works in whichever session there is.
+fn follow(queue: &Queue, opened: &Sender<Result<(), IndexError>>) {
+    let mut starting = Some(opened);
+    let mut term = Term::default();
+    loop {
+        let executor = Executor::new();
+        let next = executor.block_on(async {
+            let (next, pool) = queue.session_after(term).await?;
+            let endpoint = pool.session().endpoint();
+            let outcome = endpoint.as_ref().map(drop).map_err(|error| error.clone().into());
+            if let Some(opened) = starting.take() {
+                let _ = opened.send(outcome);
+            }
+            if let Ok(endpoint) = endpoint {
+                work(&pool, &endpoint, queue, next).await;
+            }
+            Some(next)
+        });
+        executor.clear();
+        match next {
+            Some(next) => term = next,
+            None => return,
+        }
+    }
 }
 
 /// What the tasks of one thread share.
 struct Bench {
     pool: Pool,
+    term: Term,
     endpoint: Endpoint,
     /// Handles that no task uses just now, by the name of their index.
     spare: RefCell<Vec<Handle>>,
@@ -237,16 +301,17 @@ struct Bench {
     waiting: RefCell<Option<Waker>>,
 }
 
-/// Runs jobs until there will be none, and waits for those under way.
-async fn work(pool: &Pool, endpoint: &Endpoint, queue: &Queue) {
+/// Runs jobs until the session has ended or there will be none, and waits for those under way.
+async fn work(pool: &Pool, endpoint: &Endpoint, queue: &Queue, term: Term) {
     let bench = Rc::new(Bench {
         pool: pool.clone(),
+        term,
         endpoint: endpoint.clone(),
         spare: RefCell::default(),
         under_way: Cell::new(0),
         waiting: RefCell::default(),
     });
-    while let Some(job) = queue.pop().await {
+    while let Some(job) = queue.pop(term).await {
         bench.under_way.set(bench.under_way.get() + 1);
         let task = Rc::clone(&bench);
         endpoint.spawn(async move {
@@ -272,9 +337,13 @@ impl Bench {
         let Self { pool, endpoint, .. } = self;
         match job {
             Job::Create { name, engine, promise } => {
-                promise.keep(Index::create(pool, endpoint, &name, &engine).await);
+                let created = Index::create(pool, endpoint, &name, &engine).await;
+                promise.keep(created.map(|index| Opened::new(self.term, index)));
             }
-            Job::Open { name, promise } => promise.keep(Index::open(pool, endpoint, &name).await),
+            Job::Open { name, promise } => {
+                let opened = Index::open(pool, endpoint, &name).await;
+                promise.keep(opened.map(|index| Opened::new(self.term, index)));
+            }
             Job::Drop { name, promise } => {
                 self.spare.borrow_mut().retain(|handle| handle.index().name() != name);
                 promise.keep(Index::drop(pool, endpoint, &name).await);
@@ -285,7 +354,10 @@ impl Bench {
                     infos.map(|infos| infos.into_iter().map(|info| info.name).collect()).map_err(Into::into),
                 );
             }
-            Job::Operate { index, operation } => self.operate(&index, operation).await,
+            Job::Operate { index, operation } => match index.within(self).await {
+                Ok(index) => self.operate(&index, operation).await,
+                Err(error) => operation.fail(error),
+            },
         }
     }
 

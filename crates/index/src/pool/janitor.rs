@@ -19,7 +19,7 @@ const MAX_ROOM_WAITS: u32 = 2_000;
 const ROOM_WAIT_NS: Nanos = 5 * MILLISECOND;
 
 impl Pool {
-    /// Keeps the session alive from tasks of `endpoint`'s thread, until it is closed or fenced, and does chores of the pool. The
+    /// Keeps the session alive from tasks of `endpoint`'s thread, until it is closed or lost, and does chores of the pool. The
     /// thread's executor has to run at least every third of a lease.
     pub fn keep_alive(&self, endpoint: &Endpoint, every: Nanos) {
         let janitor = self.session.endpoint().unwrap_or_else(|_| endpoint.clone());
@@ -32,10 +32,12 @@ impl Pool {
                     let _ = pool.session.fence_itself(&endpoint).await;
                     return;
                 }
-                match pool.beat(&endpoint, &janitor, &chores).await {
-                    Err(FabricError::Fenced { .. }) => return,
-                    Ok(()) | Err(_) => endpoint.sleep(every).await,
+                // Errors show in what the session says of itself.
+                let _ = pool.beat(&endpoint, &janitor, &chores).await;
+                if pool.session.is_lost() && !pool.session.is_condemned() {
+                    return;
                 }
+                endpoint.sleep(every).await;
             }
         });
     }

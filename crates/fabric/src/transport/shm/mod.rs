@@ -29,7 +29,7 @@ pub(crate) mod socket;
 pub use frames::VERSION;
 
 use super::direct::{DirectCluster, Station};
-use super::{Cluster, View, Way};
+use super::{Cluster, Origin, View, Way};
 use crate::addr::ServerId;
 use crate::error::FabricError;
 use client::Connection;
@@ -60,7 +60,8 @@ impl ShmCluster {
         }
         let view = View::new(connections.iter().map(|c| c.identity().clone()).collect())?;
         let stations = connections.into_iter().map(Station::Process).collect();
-        Ok(Cluster { way: Way::Direct(Arc::new(DirectCluster::new(view, stations))) })
+        let way = Way::Direct(Arc::new(DirectCluster::new(view, stations)));
+        Ok(Cluster::new(way, Origin::Shm(places.to_vec(), options.clone())))
     }
 }
 

@@ -23,7 +23,7 @@ pub use cost::{BadProfile, NicUsage, Placement, Pricing, Profile, ServerUsage, U
 pub use faults::{BadPlan, Fault, FaultPlan, MarkName};
 pub use world::SimCounts;
 
-use super::{Cluster, Inbox, Link, ReplySlot, View, Way};
+use super::{Cluster, Inbox, Link, Origin, ReplySlot, View, Way};
 use crate::addr::{ServerId, SessionId};
 use crate::buf::BufPool;
 use crate::call::{Call, CallId, CallOutcome, Target};
@@ -271,7 +271,7 @@ impl Sim {
 
     /// The way to the world's servers.
     pub fn cluster(&self) -> Cluster {
-        Cluster { way: Way::Sim(self.inner.cluster.clone()) }
+        Cluster::new(Way::Sim(self.inner.cluster.clone()), Origin::Here)
     }
 
     /// Starts a client: a process of its own, which faults can name by its number (0, 1, ...).

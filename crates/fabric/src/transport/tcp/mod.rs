@@ -40,7 +40,7 @@ mod tests;
 
 pub use frames::VERSION;
 
-use super::{Cluster, View, Way};
+use super::{Cluster, Origin, View, Way};
 use crate::error::FabricError;
 use std::io;
 use std::net::TcpStream;
@@ -76,7 +76,8 @@ impl TcpCluster {
         let open = |address: &String| station::Station::open(address, options);
         let stations: Vec<Arc<station::Station>> = addresses.iter().map(open).collect::<Result<_, _>>()?;
         let view = View::new(stations.iter().map(|station| station.identity().clone()).collect())?;
-        Ok(Cluster { way: Way::Far(Arc::new(client::FarCluster::new(view, stations, None))) })
+        let way = Way::Far(Arc::new(client::FarCluster::new(view, stations, None)));
+        Ok(Cluster::new(way, Origin::Tcp(addresses.to_vec(), options.clone())))
     }
 }
 

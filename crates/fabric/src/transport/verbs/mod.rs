@@ -46,7 +46,7 @@ use super::host::Host;
 use super::tcp::TcpOptions;
 use super::tcp::client::FarCluster;
 use super::tcp::station::Station;
-use super::{Cluster, View, Way};
+use super::{Cluster, Origin, View, Way};
 use crate::buf::BufPool;
 use crate::error::FabricError;
 use device::Domain;
@@ -83,7 +83,8 @@ impl VerbsCluster {
         let open = |address: &String| Station::open(address, &tcp);
         let stations: Vec<Arc<Station>> = addresses.iter().map(open).collect::<Result<_, _>>()?;
         let view = View::new(stations.iter().map(|station| station.identity().clone()).collect())?;
-        Ok(Cluster { way: Way::Far(Arc::new(FarCluster::new(view, stations, Some(domain)))) })
+        let way = Way::Far(Arc::new(FarCluster::new(view, stations, Some(domain))));
+        Ok(Cluster::new(way, Origin::Verbs(addresses.to_vec(), options.clone())))
     }
 }
 

@@ -1,0 +1,286 @@
+//! Memory servers that are killed and started again, on the memory they had or on another: gateways and clients of the library join anew
+//! by themselves, say what is wrong meanwhile, and leave no session behind.
+
+use super::world::{Client, Folder, Running, binary, farwood, sessions, wait_for};
+use rustix::process::Signal;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// How a gateway reaches its server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Over {
+    Shm,
+    Tcp,
+}
+
+/// What becomes of a server's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Memory {
+    Kept,
+    Lost,
+}
+
+/// A memory server that can be killed and started again at the same place.
+struct Server {
+    folder: Folder,
+    memory: Memory,
+    /// Its number, and how many servers there are.
+    number: [&'static str; 2],
+    address: String,
+    started: u64,
+    process: Option<Running>,
+}
+
+#[expect(clippy::disallowed_methods, reason = "tests of processes live in real time")]
+fn second() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later").as_secs()
+}
+
+fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").to_string()
+}
+
+impl Server {
+    /// Starts one, with an empty index.
+    fn start(memory: Memory) -> Self {
+        let server = Self::number(["0", "1"], memory);
+        farwood(&["create", &server.url(Over::Tcp), "store", "--engine", "sphinx"]);
+        server
+    }
+
+    fn number(number: [&'static str; 2], memory: Memory) -> Self {
+        let address = free_address();
+        let mut server = Self { folder: Folder::new(), memory, number, address, started: 0, process: None };
+        server.start_again();
+        server
+    }
+
+    fn start_again(&mut self) {
+        // Empty memory is told from what was there by the second in which it was made.
+        wait_for("another second", || second() > self.started);
+        self.started = second();
+        let folder = self.folder.text();
+        let (socket, memory) = (format!("{folder}/m0.sock"), format!("{folder}/m0.memory"));
+        let mut arguments = vec!["serve", "--shm", &socket, "--listen", &self.address, "--memory", "256MiB"];
+        arguments.extend(["--pool", "0123456789abcdef0123456789abcdef", "--lease-ms", "1500"]);
+        let [number, servers] = self.number;
+        arguments.extend(["--server", number, "--servers", servers]);
+        if self.memory == Memory::Kept {
+            arguments.extend(["--path", &memory]);
+        }
+        self.process = Some(Running::start(&arguments, 1, &self.folder));
+    }
+
+    /// Ends it without a word.
+    fn kill(&mut self) {
+        self.process = None;
+    }
+
+    fn place(&self, over: Over) -> String {
+        match over {
+            Over::Shm => format!("{}/m0.sock", self.folder.text()),
+            Over::Tcp => self.address.clone(),
+        }
+    }
+
+    fn url(&self, over: Over) -> String {
+        let scheme = if over == Over::Shm { "shm" } else { "tcp" };
+        format!("{scheme}://{}", self.place(over))
+    }
+}
+
+/// What a gateway says of its health: the status line and the text.
+fn health(metrics: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(metrics).expect("it listens");
+    stream.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").expect("it reads");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("text");
+    let (head, body) = text.split_once("\r\n\r\n").expect("a head and a body");
+    (head.lines().next().expect("a status").to_owned(), body.trim_end().to_owned())
+}
+
+fn is_healthy(metrics: &str) -> bool {
+    health(metrics).0 == "HTTP/1.1 200 OK"
+}
+
+/// A gateway goes through a restart of its server; its client keeps its connection.
+fn a_gateway_rejoins(over: Over, memory: Memory) {
+    let mut server = Server::start(memory);
+    let (temporary, metrics) = (Folder::new(), free_address());
+    let mut gateway =
+        Running::gateway(&server.url(over), &["--threads", "2", "--metrics", &metrics], &temporary);
+    let mut client = gateway.client();
+    assert_eq!(client.say("SET a 1"), "OK");
+    assert_eq!(health(&metrics), ("HTTP/1.1 200 OK".to_owned(), "ok".to_owned()));
+    for _ in 0..2 {
+        server.kill();
+        wait_for("the gateway to notice", || !is_healthy(&metrics));
+        let (status, why) = health(&metrics);
+        assert!(status == "HTTP/1.1 503 Service Unavailable" && !why.is_empty(), "{status}: {why}");
+        wait_for("the refusal of commands", || client.say("GET a").starts_with("LOADING "));
+        assert_eq!(client.say("PING"), "PONG");
+        assert_eq!(gateway.client().say("PING"), "PONG", "new clients, too");
+        let stat = binary().args(["stat", &format!("127.0.0.1:{}", gateway.port)]).output().expect("it runs");
+        let said = String::from_utf8_lossy(&stat.stdout).into_owned();
+        assert!(stat.status.code() == Some(1) && said.contains("health: "), "{said}");
+        server.start_again();
+        wait_for("the gateway to join again", || is_healthy(&metrics));
+        let expected = if memory == Memory::Kept { "1" } else { "nil" };
+        assert_eq!(client.say("GET a"), expected, "over the same connection");
+        assert_eq!(client.say("SET a 1"), "OK");
+        assert_eq!(gateway.client().say("GET a"), "1");
+    }
+    gateway.signal(Signal::TERM);
+    assert!(gateway.wait().success());
+    let said = gateway.complaints();
+    let told = said.lines().filter(|line| line.contains("came back with empty memory")).count();
+    assert_eq!(told, if memory == Memory::Kept { 0 } else { 2 }, "once each time: {said}");
+    let made = said.lines().filter(|line| line.contains("index 'store' went with the memory")).count();
+    assert_eq!(made, told, "{said}");
+    let left = sessions(&server.url(Over::Tcp));
+    assert!(left.iter().all(|session| session["lease_left_ms"] == 0), "the last session has left: {left:?}");
+}
+
+#[test]
+fn a_gateway_rejoins_over_shm_on_kept_memory() {
+    a_gateway_rejoins(Over::Shm, Memory::Kept);
+}
+
+#[test]
+fn a_gateway_rejoins_over_shm_on_empty_memory() {
+    a_gateway_rejoins(Over::Shm, Memory::Lost);
+}
+
+#[test]
+fn a_gateway_rejoins_over_tcp_on_kept_memory() {
+    a_gateway_rejoins(Over::Tcp, Memory::Kept);
+}
+
+#[test]
+fn a_gateway_rejoins_over_tcp_on_empty_memory() {
+    a_gateway_rejoins(Over::Tcp, Memory::Lost);
+}
+
+/// The coordinator does not know that another server came back, and hears from the gateway as ever.
+fn a_gateway_rejoins_when_another_server_comes_back(over: Over) {
+    let mut servers = [Server::number(["0", "2"], Memory::Kept), Server::number(["1", "2"], Memory::Kept)];
+    let places = |over| servers.each_ref().map(|server| server.place(over)).join(",");
+    let url = |over| if over == Over::Shm { "shm://" } else { "tcp://" }.to_owned() + &places(over);
+    let (url, temporary, metrics) = (url(over), Folder::new(), free_address());
+    farwood(&["create", &url, "store", "--engine", "sphinx"]);
+    let gateway = Running::gateway(&url, &["--threads", "2", "--metrics", &metrics], &temporary);
+    let mut client = gateway.client();
+    for n in 0..100 {
+        assert_eq!(client.say(&format!("SET k{n} {n}")), "OK");
+    }
+    servers[1].kill();
+    wait_for("the gateway to notice", || !is_healthy(&metrics));
+    servers[1].start_again();
+    wait_for("the gateway to join again", || is_healthy(&metrics));
+    wait_for("the first answer", || client.say("GET k0") == "0");
+    for n in 0..100 {
+        assert_eq!(client.say(&format!("GET k{n}")), n.to_string());
+        assert_eq!(client.say(&format!("SET k{n} again")), "OK");
+    }
+}
+
+#[test]
+fn a_gateway_rejoins_when_another_server_comes_back_over_shm() {
+    a_gateway_rejoins_when_another_server_comes_back(Over::Shm);
+}
+
+#[test]
+fn a_gateway_rejoins_when_another_server_comes_back_over_tcp() {
+    a_gateway_rejoins_when_another_server_comes_back(Over::Tcp);
+}
+
+/// A program that uses the library goes through a restart of its server.
+fn a_client_rejoins(over: Over, memory: Memory) {
+    let mut server = Server::start(memory);
+    let client = farwood_index::Client::connect(&server.url(over), b"", 2).expect("a client");
+    let store = client.open("store").wait().expect("it is there");
+    store.put("a", "1").wait().expect("it is put");
+    for round in 0..2 {
+        server.kill();
+        wait_for("an error", || store.get("a").wait().is_err());
+        server.start_again();
+        wait_for("the client to join again", || client.indexes().wait().is_ok());
+        let expected = match memory {
+            Memory::Kept => Some(b"1".to_vec()),
+            Memory::Lost => {
+                let absent = store.get("a").wait().expect_err("it went with the memory");
+                assert!(absent.to_string().contains("there is no index 'store'"), "{absent}");
+                client.create("store", store.engine()).wait().expect("it is made anew");
+                None
+            }
+        };
+        assert_eq!(store.get("a").wait().expect("an answer"), expected, "round {round}");
+        store.put("a", "1").wait().expect("it is put");
+    }
+    drop((store, client));
+    let left = sessions(&server.url(Over::Tcp));
+    assert!(left.iter().all(|session| session["lease_left_ms"] == 0), "the last session has left: {left:?}");
+}
+
+#[test]
+fn a_client_rejoins_over_shm() {
+    a_client_rejoins(Over::Shm, Memory::Kept);
+    a_client_rejoins(Over::Shm, Memory::Lost);
+}
+
+#[test]
+fn a_client_rejoins_over_tcp() {
+    a_client_rejoins(Over::Tcp, Memory::Kept);
+    a_client_rejoins(Over::Tcp, Memory::Lost);
+}
+
+/// A gateway that is told to stop under load lets commands end, leaves, and nothing waits for it.
+#[test]
+fn a_gateway_that_stops_under_load_leaves_nothing() {
+    for over in [Over::Shm, Over::Tcp] {
+        let server = Server::start(Memory::Lost);
+        let temporary = Folder::new();
+        let mut stopping = Running::gateway(&server.url(over), &["--threads", "2"], &temporary);
+        let staying = Running::gateway(&server.url(Over::Tcp), &["--threads", "1"], &temporary);
+        let before = sessions(&server.url(Over::Tcp)).len();
+        std::thread::scope(|scope| {
+            for client in 0..8 {
+                let mut stream = TcpStream::connect(("127.0.0.1", stopping.port)).expect("it listens");
+                let pipeline = format!("SET k0 {client}\r\nSET k1 1\r\nSET k2 2\r\nSET k3 3\r\n").repeat(16);
+                scope.spawn(move || {
+                    let mut replies = vec![0; 1 << 16];
+                    // Until the gateway hangs up.
+                    while stream.write_all(pipeline.as_bytes()).is_ok()
+                        && stream.read(&mut replies).is_ok_and(|bytes| bytes > 0)
+                    {}
+                });
+            }
+            let mut other = staying.client();
+            wait_for("some writing", || other.say("EXISTS k0 k1 k2 k3") == "4");
+            stopping.signal(Signal::INT);
+            assert!(stopping.wait().success());
+        });
+        assert_eq!(sessions(&server.url(Over::Tcp)).len(), before - 1, "it has left");
+        let mut other: Client = staying.client();
+        for n in 0..4 {
+            assert_eq!(other.say(&format!("SET k{n} after")), "OK");
+        }
+        assert!(!stopping.complaints().contains("ERROR"));
+    }
+}
+
+/// Whatever keeps a gateway from starting, its session does not stay.
+#[test]
+fn a_gateway_that_cannot_start_leaves_the_pool() {
+    let server = Server::start(Memory::Lost);
+    for over in [Over::Shm, Over::Tcp] {
+        let refused = binary()
+            .args(["gateway", "--pool", &server.url(over), "--index", "absent", "--listen", "127.0.0.1:0"])
+            .output()
+            .expect("it runs");
+        assert_eq!(refused.status.code(), Some(2));
+        assert_eq!(sessions(&server.url(Over::Tcp)), [] as [serde_json::Value; 0]);
+    }
+}

@@ -1,0 +1,113 @@
+//! Whether the gateway can serve, and why not: what `/healthz`, INFO, the metrics and commands without a session say.
+//!
+//! A gateway is healthy if it has a session whose last heartbeat the coordinator acknowledged within [`SILENCE_NS`], or within the lease if
+//! that is shorter, and if no other server is silent. A process that runs and answers PING proves none of that.
+
+use farwood_fabric::Session;
+use farwood_fabric::clock::{MILLISECOND, Nanos, RealClock, SECOND};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Heartbeats go out ten times a second; after so long without an answer something is wrong.
+const SILENCE_NS: Nanos = 3 * SECOND;
+
+#[derive(Debug)]
+pub(crate) struct Health {
+    state: Mutex<State>,
+    sessions: AtomicU64,
+}
+
+#[derive(Debug)]
+enum State {
+    /// There is no session.
+    Absent { why: String },
+    /// There is one; perhaps a server other than the coordinator does not answer.
+    Joined { session: Session, silent: Option<String> },
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self {
+            state: Mutex::new(State::Absent { why: "it has not joined the pool yet".to_owned() }),
+            sessions: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Health {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pool was joined; how many times by now.
+    pub(crate) fn joined(&self, session: &Session) -> u64 {
+        *self.lock() = State::Joined { session: session.clone(), silent: None };
+        self.sessions.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// There is no session, or none any more; whether this is another reason than before.
+    pub(crate) fn absent(&self, why: &str) -> bool {
+        let before = std::mem::replace(&mut *self.lock(), State::Absent { why: why.to_owned() });
+        !matches!(before, State::Absent { why: before } if before == why)
+    }
+
+    /// A server does not answer, or all do again.
+    pub(crate) fn heard(&self, of_others: Option<String>) {
+        if let State::Joined { silent, .. } = &mut *self.lock() {
+            *silent = of_others;
+        }
+    }
+
+    /// How many sessions there have been: one more each time that the pool was joined again.
+    pub(crate) fn sessions(&self) -> u64 {
+        self.sessions.load(Ordering::Relaxed)
+    }
+
+    /// How long ago the coordinator acknowledged a heartbeat, if there is a session.
+    pub(crate) fn heartbeat_age_ns(&self) -> Option<Nanos> {
+        match &*self.lock() {
+            State::Absent { .. } => None,
+            State::Joined { session, .. } => Some(age_ns(session)),
+        }
+    }
+
+    /// Why the gateway cannot serve, if it cannot.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        match &*self.lock() {
+            State::Absent { why } => Some(format!("no session with the memory servers: {why}")),
+            State::Joined { session, .. } if session.is_lost() => {
+                Some("the session with the memory servers was lost".to_owned())
+            }
+            State::Joined { session, .. } if is_silent(session) => {
+                Some(format!("the coordinator has been silent for {} ms", age_ns(session) / MILLISECOND))
+            }
+            State::Joined { silent, .. } => silent.clone(),
+        }
+    }
+
+    /// Whether commands that need the index would only wait: there is no session, or the coordinator cannot be reached. A gateway that was
+    /// itself late with its heartbeats goes on.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        match &*self.lock() {
+            State::Absent { .. } => true,
+            State::Joined { session, .. } => {
+                session.is_lost() || (session.is_unheard() && is_silent(session))
+            }
+        }
+    }
+
+    /// What commands that need the index answer meanwhile. Client libraries take `LOADING` for what passes by itself.
+    pub(crate) fn refusal(&self) -> String {
+        let why = self.trouble().unwrap_or_else(|| "a moment ago there was no session".to_owned());
+        format!("LOADING {why}; the gateway joins again by itself, try again")
+    }
+}
+
+fn age_ns(session: &Session) -> Nanos {
+    RealClock::of_process().now().saturating_sub(session.heard_at())
+}
+
+fn is_silent(session: &Session) -> bool {
+    let limit = if session.lease_ns() == 0 { SILENCE_NS } else { SILENCE_NS.min(session.lease_ns()) };
+    age_ns(session) > limit
+}
