@@ -251,8 +251,7 @@ impl Tree {
     ) -> Result<bool, IndexError> {
         let Locked { mut held, addr, node } = locked;
         let change = |patch: &Patch| (addr.add(patch.at as u64), patch.bytes.to_vec());
-        let redo =
-            Redo { locks: smallvec![held.shows()], writes: patches.iter().map(change).collect() };
+        let redo = Redo { locks: smallvec![held.shows()], writes: patches.iter().map(change).collect() };
         let writes = self.writes_of(addr, node, patches);
         let (intents, server, needed) = (self.shared.pool.intents(), addr.server(), redo.encoded_bytes());
         let reserved_one = reserved.take().filter(|slot| slot.fits(server, needed));
