@@ -39,6 +39,8 @@ use std::task::{Context, Poll, Waker};
 const CALL_ATTEMPTS: u32 = 10;
 /// A task that never has to wait lets others run after so many batches.
 const BATCHES_PER_TURN: u32 = 128;
+/// In an immediate world of the simulator, after fewer than so many.
+const MAX_SIMULATED_TURN: u64 = 6;
 
 /// A client thread's access to far memory. Clones are the same endpoint.
 #[derive(Clone)]
@@ -296,8 +298,22 @@ impl Endpoint {
         if left > 0 {
             self.inner.turn.set(left - 1);
         } else {
-            self.inner.turn.set(BATCHES_PER_TURN);
+            self.inner.turn.set(self.next_turn());
             self.yield_now().await;
+        }
+    }
+}
+
+impl Endpoint {
+    /// How many batches the next turn has.
+    #[cold]
+    fn next_turn(&self) -> u32 {
+        match &self.inner.link {
+            // Where others might come in between, they do.
+            link @ Link::Sim(_) if link.capabilities().immediate => {
+                u32::try_from(self.random_below(MAX_SIMULATED_TURN)).unwrap_or(0)
+            }
+            _ => BATCHES_PER_TURN,
         }
     }
 }
@@ -479,8 +495,11 @@ impl Op {
         len: usize,
         with: impl FnOnce(Words<'_>) -> T,
     ) -> Option<Result<T, FabricError>> {
-        let Link::Direct(link) = &self.endpoint.inner.link else { return None };
-        let seen = link.look(addr, len, with)?;
+        let seen = match &self.endpoint.inner.link {
+            Link::Direct(link) => link.look(addr, len, with)?,
+            Link::Sim(link) => link.look(&self.endpoint.inner.executor, addr, len, with)?,
+            Link::Far(_) => return None,
+        };
         if seen.is_ok() {
             self.count_one(|stats| {
                 stats.reads += 1;

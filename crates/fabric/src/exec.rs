@@ -111,7 +111,11 @@ struct Inner {
 
 enum Clock {
     Real(RealClock),
-    Virtual(Cell<Nanos>),
+    Virtual {
+        now: Cell<Nanos>,
+        /// How long it takes, at most, until a task that lets others run goes on.
+        jitter_ns: Nanos,
+    },
 }
 
 struct Task {
@@ -121,6 +125,8 @@ struct Task {
     state: Arc<TaskWaker>,
     /// The same as a waker; taken out together with the future.
     waker: Option<Waker>,
+    /// It was ended while it was polled, and goes when that is over.
+    is_ended: bool,
 }
 
 struct Timer {
@@ -228,9 +234,9 @@ impl Executor {
         Self::with(Clock::Real(RealClock::of_process()), RandomState::new().hash_one(0u64))
     }
 
-    /// An executor whose clock stands still until it is told otherwise.
-    pub(crate) fn with_virtual_time(seed: u64) -> Self {
-        Self::with(Clock::Virtual(Cell::new(0)), seed)
+    /// An executor whose clock stands still until it is told otherwise. A task that lets others run goes on after up to `jitter_ns`, at random.
+    pub(crate) fn with_virtual_time(seed: u64, jitter_ns: Nanos) -> Self {
+        Self::with(Clock::Virtual { now: Cell::new(0), jitter_ns }, seed)
     }
 
     fn with(clock: Clock, seed: u64) -> Self {
@@ -267,7 +273,7 @@ impl Executor {
     pub fn now(&self) -> Nanos {
         match &self.inner.clock {
             Clock::Real(clock) => clock.now(),
-            Clock::Virtual(now) => now.get(),
+            Clock::Virtual { now, .. } => now.get(),
         }
     }
 
@@ -302,7 +308,7 @@ impl Executor {
         });
         self.inner.ready.push(entry.key());
         let waker = Some(Waker::from(Arc::clone(&state)));
-        entry.insert(Task { future: Some(future), group, state, waker });
+        entry.insert(Task { future: Some(future), group, state, waker, is_ended: false });
         JoinHandle { state: join }
     }
 
@@ -321,14 +327,18 @@ impl Executor {
             // Another task may poll it than the last time.
             if !registered.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
                 registered = Some(context.waker().clone());
-                let made = self.inner.timers_made.get();
-                self.inner.timers_made.set(made + 1);
-                let timer = Timer { at, made, waker: context.waker().clone() };
-                self.inner.timers.borrow_mut().push(Reverse(timer));
+                self.wake_at(at, context.waker());
             }
             Poll::Pending
         })
         .await;
+    }
+
+    fn wake_at(&self, at: Nanos, waker: &Waker) {
+        let made = self.inner.timers_made.get();
+        self.inner.timers_made.set(made + 1);
+        let timer = Timer { at, made, waker: waker.clone() };
+        self.inner.timers.borrow_mut().push(Reverse(timer));
     }
 
     /// Lets the other ready tasks run.
@@ -339,7 +349,13 @@ impl Executor {
                 return Poll::Ready(());
             }
             yielded = true;
-            context.waker().wake_by_ref();
+            match self.inner.clock {
+                Clock::Virtual { ref now, jitter_ns } if jitter_ns > 0 => {
+                    let jitter = self.inner.rng.borrow_mut().u64(0..=jitter_ns);
+                    self.wake_at(now.get() + jitter, context.waker());
+                }
+                _ => context.waker().wake_by_ref(),
+            }
             Poll::Pending
         })
         .await;
@@ -569,7 +585,7 @@ impl Executor {
         let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
         self.inner.group.set(before);
         let mut tasks = self.inner.tasks.borrow_mut();
-        if polled.is_ready() {
+        if polled.is_ready() || tasks.get(id).is_some_and(|task| task.is_ended) {
             tasks.try_remove(id);
         } else if let Some(task) = tasks.get_mut(id) {
             (task.future, task.waker) = (Some(future), Some(waker));
@@ -599,6 +615,24 @@ impl Executor {
         true
     }
 
+    /// The same, but for the tasks of one group, which stay where they are.
+    pub(crate) fn poll_one_except(&self, group: GroupId, choose: impl FnOnce(usize) -> usize) -> bool {
+        self.collect_woken();
+        let id = {
+            let (mut queue, tasks) = (self.inner.queue.borrow_mut(), self.inner.tasks.borrow());
+            let is_other = |id: TaskId| tasks.get(id).is_none_or(|task| task.group != group);
+            let others: Vec<usize> = (0..queue.len()).filter(|at| is_other(queue[*at])).collect();
+            if others.is_empty() {
+                return false;
+            }
+            queue.swap_remove_back(others[choose(others.len())])
+        };
+        if let Some(id) = id {
+            self.poll_task(id);
+        }
+        true
+    }
+
     /// Whether a task has been woken since one was last chosen.
     pub(crate) fn any_woken(&self) -> bool {
         self.inner.ready.any.load(Ordering::Acquire)
@@ -611,7 +645,7 @@ impl Executor {
 
     /// Sets the virtual clock.
     pub(crate) fn set_now(&self, at: Nanos) {
-        if let Clock::Virtual(now) = &self.inner.clock {
+        if let Clock::Virtual { now, .. } = &self.inner.clock {
             debug_assert!(at >= now.get(), "time does not go back");
             now.set(at);
         }
@@ -866,7 +900,7 @@ mod tests {
 
     #[test]
     fn a_killed_group_ends_and_its_joiners_learn_it() {
-        let executor = Executor::with_virtual_time(1);
+        let executor = Executor::with_virtual_time(1, 0);
         let never = executor.spawn_in(7, std::future::pending::<()>());
         let other = executor.spawn_in(8, async { 5 });
         executor.within(|| while executor.poll_one(|_| 0) {});
@@ -880,7 +914,7 @@ mod tests {
 
     #[test]
     fn a_paused_group_keeps_its_wake_ups() {
-        let executor = Executor::with_virtual_time(1);
+        let executor = Executor::with_virtual_time(1, 0);
         let steps = Rc::new(Cell::new(0));
         let (counter, executor2) = (Rc::clone(&steps), executor.clone());
         executor.spawn_in(3, async move {

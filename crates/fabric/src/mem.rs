@@ -41,6 +41,13 @@ unsafe impl Sync for RacyMemory {}
 #[derive(Clone, Copy, Debug)]
 pub struct Words<'a>(&'a [AtomicU64]);
 
+impl<'a> Words<'a> {
+    /// Words that are somewhere else.
+    pub(crate) fn of(words: &'a [AtomicU64]) -> Self {
+        Self(words)
+    }
+}
+
 impl Words<'_> {
     /// How many bytes they have.
     #[inline]

@@ -104,7 +104,8 @@ impl Arguments {
             trust_hint: is(Mistake::TrustHint),
             intent_without_lock: is(Mistake::IntentWithoutLock),
         };
-        let sabotage = Sabotage { reconnect_without_fence: is(Mistake::ReconnectWithoutFence) };
+        let sabotage =
+            Sabotage { reconnect_without_fence: is(Mistake::ReconnectWithoutFence), ..Sabotage::default() };
         let settings = Settings { sabotage };
         match self.subject {
             SubjectName::Cells => trial::run(&Cells { keys: trial.keys, bugs }, trial, settings),

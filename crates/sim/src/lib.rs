@@ -5,6 +5,7 @@
 //! | [`trial`] | one run: a world, a workload, a fault plan, all from one line of text |
 //! | [`spelling`] | what its keys look like |
 //! | [`mix`] | what one client does |
+//! | [`company`] | several operations at once in one task |
 //! | [`threads`] | the same on threads and processes of real transports |
 //! | [`shrink`] | makes a failing trial small |
 //! | [`history`] | what clients did and were told |
@@ -15,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 pub mod check;
+pub mod company;
 pub mod history;
 pub mod locks;
 pub mod mix;

@@ -17,6 +17,7 @@ pub use draw::{ADOPTION_MARKS, CALLS, FaultKind};
 pub use text::BadTrial;
 
 use crate::check::{self, leaks};
+use crate::company;
 use crate::history::{Action, History, Outcome};
 use crate::mix::{self, Mix};
 use crate::spelling::Spelling;
@@ -52,6 +53,10 @@ const MAX_LIVES: u32 = 5;
 const MAX_POLLS: u32 = 12;
 /// When a compute server leaves in the middle of its operations, at the latest.
 const LONGEST_STAY_NS: Nanos = 3 * LEASE_NS / 2;
+/// How many operations a task polls in turns, where clients touch memory themselves.
+const MAX_COMPANY: u32 = 3;
+/// How late a compute server comes that comes late.
+const LATE_NS: Nanos = 300 * MICROSECOND;
 /// The client that a bulk load is written down as, key by key.
 const BULK_LOADER: u32 = u32::MAX;
 /// What the index is called.
@@ -61,6 +66,7 @@ const MAX_RECOVERY_WAITS: u32 = 100;
 
 /// Everything that determines a run.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a word of its text")]
 pub struct Trial {
     /// Everything random comes from it.
     pub seed: u64,
@@ -80,6 +86,9 @@ pub struct Trial {
     pub tear: bool,
     /// How long some READs last, at most; 0: none lasts longer than others.
     pub long_ns: Nanos,
+    /// Whether clients touch memory themselves, as on `local` and `shm`: engines take the short cuts that they take there, and a task polls
+    /// several operations in turns.
+    pub immediate: bool,
     /// Whether half of the tasks empty the index while the others fill it, rather than all together: memory is used again sooner.
     pub churn: bool,
     /// Of a hundred operations, how many are given up in the middle: their future is dropped.
@@ -88,7 +97,8 @@ pub struct Trial {
     pub chunks: Option<u16>,
     /// How often each compute server leaves the pool in the middle of its operations and joins anew.
     pub leaves: u32,
-    /// Whether the first task of the first compute server loads every other key in bulk, while the others only read at first.
+    /// Whether the first task of the first compute server loads every other key in bulk, while the others only read at first, and the
+    /// last compute server comes later.
     pub bulk: bool,
     /// What goes wrong.
     pub faults: FaultPlan,
@@ -107,6 +117,7 @@ impl Default for Trial {
             spelling: Spelling::Numbers,
             tear: true,
             long_ns: 0,
+            immediate: false,
             churn: false,
             cancel: 0,
             chunks: None,
@@ -202,6 +213,7 @@ pub fn run<E: Engine>(engine: &E, trial: &Trial, settings: Settings) -> Result<R
     let mut config = SimConfig::adversarial(trial.seed);
     config.tear = trial.tear;
     config.long_read_ns = trial.long_ns;
+    config.capabilities.immediate = trial.immediate;
     config.sabotage = settings.sabotage;
     config.max_events =
         200_000 + u64::from(trial.sessions) * u64::from(trial.tasks) * u64::from(trial.ops) * 20_000;
@@ -292,8 +304,7 @@ async fn drive<E: Engine>(
     let attached = engine.attach(&pool, &endpoint, INDEX).await?;
     let clients: Vec<_> = (0..trial.sessions)
         .map(|client| {
-            let process =
-                compute_server(cluster.clone(), engine.clone(), trial.clone(), client, Rc::clone(&log));
+            let process = compute_server(sim.clone(), engine.clone(), trial.clone(), client, Rc::clone(&log));
             sim.spawn_client(process)
         })
         .collect();
@@ -357,16 +368,13 @@ async fn wait_for_recovery(sim: &Sim, pool: &Pool, endpoint: &Endpoint) -> Resul
 }
 
 /// One compute server: as many lives as it takes to do its operations.
-async fn compute_server<E: Engine>(
-    cluster: Cluster,
-    engine: E,
-    trial: Trial,
-    client: u32,
-    log: Rc<RefCell<Log>>,
-) {
+async fn compute_server<E: Engine>(sim: Sim, engine: E, trial: Trial, client: u32, log: Rc<RefCell<Log>>) {
     let left: Rc<RefCell<Vec<u32>>> = Rc::new(RefCell::new(vec![trial.ops; usize::from(trial.tasks)]));
+    if comes_late(&trial, client) {
+        sim.sleep(Rng::with_seed(trial.seed ^ 0xb01c).u64(0..LATE_NS)).await;
+    }
     for life in 0..MAX_LIVES + trial.leaves {
-        let lived = live(&cluster, &engine, &trial, client, life, &log, &left).await;
+        let lived = live(&sim.cluster(), &engine, &trial, client, life, &log, &left).await;
         if left.borrow().iter().all(|ops| *ops == 0) || log.borrow().trouble.is_some() {
             return;
         }
@@ -395,28 +403,38 @@ async fn live<E: Engine>(
         .map(|task| {
             let (pool, attached, engine) = (pool.clone(), attached.clone(), engine.clone());
             let (trial, log, left) = (trial.clone(), Rc::clone(log), Rc::clone(left));
+            let only_reads_from = if comes_late(&trial, client) { u32::MAX } else { trial.ops / 2 };
             let (leaving, phases) = (Rc::clone(&leaving), if trial.churn { u32::from(task) } else { 0 });
             let seed = trial.seed ^ u64::from(client) << 40 ^ u64::from(life) << 32 ^ u64::from(task) << 16;
             keeper.spawn(async move {
                 let endpoint = pool.session().endpoint()?;
                 let index = engine.open(&attached, &endpoint, task)?;
-                let mut mix =
+                let mix =
                     Mix::new(seed, trial.keys, engine.value_bytes()).spelled(trial.spelling).ahead(phases);
+                let (mix, mut company_rng) = (RefCell::new(mix), Rng::with_seed(seed ^ 0xc0));
                 let mut whims = Rng::with_seed(seed ^ 0xca9c_e100);
-                let client = client * 100 + u32::from(task);
-                let work = Work { trial: &trial, client, log: &log, leaving: &leaving };
+                let work = Work { trial: &trial, log: &log, leaving: &leaving };
                 if trial.bulk && (client, life, task) == (0, 0, 0) {
                     bulk_load(&engine, &index, &log, (trial.keys, trial.spelling)).await?;
                 }
-                while left.borrow()[usize::from(task)] > 0 {
-                    let left_now = left.borrow()[usize::from(task)];
-                    let mut action = mix.draw(left_now, &mut log.borrow_mut().values);
-                    while trial.bulk && left_now > trial.ops / 2 && !action.is_read() {
-                        action = mix.draw(left_now, &mut log.borrow_mut().values);
+                let left_of_task = || left.borrow()[usize::from(task)];
+                while left_of_task() > 0 {
+                    let together = if trial.immediate { company_rng.u32(1..=MAX_COMPANY) } else { 1 };
+                    let mut operations = Vec::new();
+                    for n in 0..together.min(left_of_task()) {
+                        let draw = || mix.borrow_mut().draw(left_of_task(), &mut log.borrow_mut().values);
+                        let mut action = draw();
+                        while trial.bulk && left_of_task() > only_reads_from && !action.is_read() {
+                            action = draw();
+                        }
+                        left.borrow_mut()[usize::from(task)] -= 1;
+                        let patience = Patience::draw(trial.cancel, &mut whims);
+                        let client = client * 100 + n * 20 + u32::from(task);
+                        operations.push(work.perform(&index, (client, action), patience, &mix));
                     }
-                    left.borrow_mut()[usize::from(task)] -= 1;
-                    let patience = Patience::draw(trial.cancel, &mut whims);
-                    work.perform(&index, action, patience, &mut mix).await?;
+                    for ended in company::run_all(endpoint.company(), operations).await {
+                        ended?;
+                    }
                 }
                 Ok::<_, IndexError>(())
             })
@@ -450,6 +468,11 @@ async fn live<E: Engine>(
     result?;
     pool.leave(&keeper).await?;
     Ok(())
+}
+
+/// Whether this compute server begins when a bulk load is under way, or done, without having seen what was there before.
+fn comes_late(trial: &Trial, client: u32) -> bool {
+    trial.bulk && client + 1 == trial.sessions && client > 0
 }
 
 /// Loads every other key in bulk, which counts as a put of each: all of them happened, or none, or nobody knows.
@@ -539,7 +562,6 @@ impl Patience {
 /// A task and the circumstances of its operations.
 struct Work<'a> {
     trial: &'a Trial,
-    client: u32,
     log: &'a RefCell<Log>,
     /// Its compute server is leaving the pool.
     leaving: &'a Cell<bool>,
@@ -550,11 +572,11 @@ impl Work<'_> {
     async fn perform<I: OrderedIndex>(
         &self,
         index: &I,
-        action: Action,
+        (client, action): (u32, Action),
         patience: Option<Patience>,
-        mix: &mut Mix,
+        mix: &RefCell<Mix>,
     ) -> Result<(), IndexError> {
-        let id = self.log.borrow_mut().history.invoke(self.client, action.clone());
+        let id = self.log.borrow_mut().history.invoke(client, action.clone());
         let ended = match patience {
             None => Some(mix::execute(index, &action).await),
             Some(patience) => patience.wait(mix::execute(index, &action)).await,
@@ -567,7 +589,7 @@ impl Work<'_> {
                 Ok(())
             }
             Some(Ok(outcome)) => {
-                mix.note(&action, &outcome);
+                mix.borrow_mut().note(&action, &outcome);
                 log.history.respond(id, outcome);
                 Ok(())
             }

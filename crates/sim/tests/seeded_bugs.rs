@@ -72,7 +72,7 @@ fn a_lock_stolen_without_a_fence() {
 
 #[test]
 fn a_late_write_after_a_reconnect() {
-    let sabotage = Sabotage { reconnect_without_fence: true };
+    let sabotage = Sabotage { reconnect_without_fence: true, ..Sabotage::default() };
     must_be_caught(
         "reconnect_without_fence",
         |seed| crowded(seed).with_faults(FaultKind::LoseCompletion, 8),
@@ -242,7 +242,7 @@ fn a_merge_that_waits_for_its_second_lock() {
 
 #[test]
 fn a_late_write_into_a_tree_after_a_reconnect() {
-    let sabotage = Sabotage { reconnect_without_fence: true };
+    let sabotage = Sabotage { reconnect_without_fence: true, ..Sabotage::default() };
     must_be_caught(
         "tree: reconnect_without_fence",
         |seed| crowded(seed).with_faults(FaultKind::LoseCompletion, 8),
@@ -380,6 +380,19 @@ fn a_scan_that_asks_only_the_first_child() {
     radix_bug_is_caught("first_child_only", &tiny, |s| s.first_child_only = true, ladder);
 }
 
+/// A session is stopped in the middle of a scan, fenced, and goes on to look at what has become of its leaves.
+#[test]
+fn a_look_without_a_gate() {
+    let sabotage = Sabotage { look_without_gate: true, ..Sabotage::default() };
+    let art = sphinx::Config::art;
+    must_be_caught(
+        "look_without_gate",
+        |seed| Trial { immediate: true, ops: 100, ..restless(seed) }.with_faults(FaultKind::Pause, 8),
+        |trial| radix(trial, art(), sabotage),
+        |trial| radix(trial, art(), Sabotage::default()),
+    );
+}
+
 /// One READ of a node lasts so long that a byte is in two of its slots, one of which leads to a leaf that has moved.
 #[test]
 fn a_scan_that_trusts_a_moved_leaf() {
@@ -417,7 +430,7 @@ fn an_intent_of_the_dead_that_a_radix_tree_forgets() {
 
 #[test]
 fn a_late_write_into_a_radix_tree_after_a_reconnect() {
-    let sabotage = Sabotage { reconnect_without_fence: true };
+    let sabotage = Sabotage { reconnect_without_fence: true, ..Sabotage::default() };
     must_be_caught(
         "radix: reconnect_without_fence",
         |seed| crowded(seed).with_faults(FaultKind::LoseCompletion, 8),

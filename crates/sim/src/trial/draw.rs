@@ -78,6 +78,7 @@ impl Trial {
         if world.u8(0..4) == 0 {
             self.long_ns = world.u64(1..=LONG_READ_NS);
         }
+        self.immediate |= world.u8(0..4) == 0;
         let mut rng = Rng::with_seed(self.seed ^ 0xfa17);
         for _ in 0..rng.u32(0..=4) {
             let kind = rng.choice(FaultKind::ALL).unwrap_or(FaultKind::Kill);

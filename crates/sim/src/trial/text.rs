@@ -8,7 +8,7 @@ use std::str::FromStr;
 impl fmt::Display for Trial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seed, servers, sessions, tasks, ops, keys, tear, .. } = self;
-        let Self { spelling, long_ns, churn, bulk, cancel, chunks, leaves, faults, .. } = self;
+        let Self { spelling, long_ns, immediate, churn, bulk, cancel, chunks, leaves, faults, .. } = self;
         write!(
             f,
             "seed={seed} servers={servers} sessions={sessions} tasks={tasks} ops={ops} keys={keys} tear={tear}"
@@ -18,6 +18,9 @@ impl fmt::Display for Trial {
         }
         if *long_ns > 0 {
             write!(f, " long={long_ns}")?;
+        }
+        if *immediate {
+            f.write_str(" immediate=true")?;
         }
         if *churn {
             f.write_str(" churn=true")?;
@@ -85,6 +88,7 @@ fn set(trial: &mut Trial, word: &str) -> Option<()> {
         "spell" => trial.spelling = value.parse().ok()?,
         "tear" => trial.tear = value.parse().ok()?,
         "long" => trial.long_ns = value.parse().ok()?,
+        "immediate" => trial.immediate = value.parse().ok()?,
         "churn" => trial.churn = value.parse().ok()?,
         "bulk" => trial.bulk = value.parse().ok()?,
         "cancel" => trial.cancel = value.parse().ok().filter(|n| *n <= 100)?,

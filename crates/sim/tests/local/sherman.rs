@@ -93,6 +93,34 @@ fn a_get_is_one_round_trip_and_a_put_two_of_few_bytes() {
     });
 }
 
+/// Where the whole node is written back, an update of a value of 128 bytes or more waited for more room in the journal than there is, with
+/// the lock held.
+#[test]
+fn values_of_every_length_can_be_overwritten_whatever_the_switches() {
+    let whole_nodes = Switches { two_level_versions: false, ..Switches::SHERMAN };
+    Executor::new().block_on(async {
+        for switches in [Switches::FG_PLUS, whole_nodes, Switches::SHERMAN] {
+            for value_bytes in [8, 9, 100, 128, 1000, 3072] {
+                let config = Config { switches, ..Config::default() }.sized(8, value_bytes);
+                let opened =
+                    Opened::create(&cluster(20, 256 << 10), Sherman::new(config)).await.expect("created");
+                for round in 0..3u8 {
+                    for key in 0..80u64 {
+                        let value = vec![round; value_bytes];
+                        opened.tree.put(&key.to_be_bytes(), &value).await.expect("put");
+                        let held = opened.tree.get(&key.to_be_bytes()).await.expect("got");
+                        assert_eq!(held, Some(value), "{switches:?}");
+                    }
+                }
+                opened.check().await;
+            }
+        }
+        let too_long = Config { key_bytes: 2048, value_bytes: 2048, ..Config::fg_plus() }.with_entries(8);
+        let refused = Opened::create(&cluster(20, 256 << 10), Sherman::new(too_long)).await.err();
+        assert!(matches!(refused, Some(IndexError::BadConfig { why }) if why.contains("journal")));
+    });
+}
+
 #[test]
 fn a_full_pool_is_an_error_and_the_tree_serves_on() {
     survives_a_full_pool(Sherman::new(Config::tiny()), &cluster(3, 4096));

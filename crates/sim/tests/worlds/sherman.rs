@@ -108,8 +108,10 @@ fn trees_survive_every_kind_of_fault() {
 #[test]
 fn every_technique_can_be_left_out() {
     let fg_plus = Config { switches: Switches::FG_PLUS, ..Config::tiny() };
+    let long_fg_plus = Config { switches: Switches::FG_PLUS, ..long_values() };
     let configs = [
         fg_plus,
+        long_fg_plus,
         with_switches(|s| s.combine = false),
         with_switches(|s| s.lock_memory = false),
         with_switches(|s| (s.hierarchical, s.handover) = (false, false)),

@@ -133,6 +133,8 @@ fn a_seed_replays_exactly() {
         assert_eq!(tree(&Config::tiny(), &trial), tree(&Config::tiny(), &trial), "{trial}");
         let patient = Trial { long_ns: 600_000, ..trial };
         assert_eq!(tree(&Config::tiny(), &patient), tree(&Config::tiny(), &patient), "{patient}");
+        let near = Trial { immediate: true, ..patient };
+        assert_eq!(tree(&Config::art(), &near), tree(&Config::art(), &near), "{near}");
     }
 }
 
@@ -154,6 +156,36 @@ fn reads_that_outlast_many_operations() {
         ("torn_read", 100),
         ("dead_node_met", 100),
         ("node_shrunk", 100),
+    ]);
+}
+
+/// What `local` and `shm` run: descents and near scans that look at nodes where they are, operations in company.
+#[test]
+fn clients_that_touch_memory_themselves() {
+    let mut sum = Sum::default();
+    let mut by_way = Config::tiny();
+    by_way.switches.always_by_hash = false;
+    for seed in 0..trials(6) {
+        for config in [&Config::art(), &by_way, &Config::tiny()] {
+            for spelling in SPELLINGS {
+                let near = |trial| Trial { immediate: true, long_ns: 300_000, ..trial };
+                sum.add(&tree(config, &Trial { long_ns: 0, ..near(bushy(seed, spelling)) }));
+                sum.add(&tree(config, &near(crowded(seed, spelling))));
+                sum.add(&tree(config, &Trial { keys: 14, churn: true, ..near(crowded(seed, spelling)) }));
+                sum.add(&tree(config, &near(crowded(seed, spelling)).with_faults(FaultKind::Kill, 3)));
+                sum.add(&tree(config, &near(crowded(seed, spelling)).with_faults(FaultKind::Pause, 4)));
+            }
+        }
+    }
+    sum.assert_ran(&[
+        ("look_lasted", 10_000),
+        ("near_scan_torn", 10),
+        ("near_scan_waited", 1),
+        ("dead_node_on_descent", 10),
+        ("stepped_aside", 100),
+        ("byte_in_two_slots", 1),
+        ("session_recovered", 10),
+        ("new_life", 1),
     ]);
 }
 

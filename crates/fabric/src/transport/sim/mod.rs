@@ -10,11 +10,14 @@
 //! - [`Sim`] owns the tasks and drives them: it polls a random ready task, and when none is ready lets the next event happen.
 //! - `world` holds servers, flights and events; `tear` cuts verbs to pieces; `memory` holds the bytes; [`faults`] is what
 //!   goes wrong, as data; `doom` kills at marks; `cost` is what things take.
+//! - In an *immediate* world clients may look at memory themselves, as on `local` and `shm` (`look`): the short cuts that engines take there
+//!   meet the adversary, too.
 
 mod bound;
 mod cost;
 mod doom;
 pub mod faults;
+mod look;
 mod memory;
 mod tear;
 mod world;
@@ -73,6 +76,8 @@ pub struct Latency {
 pub struct Sabotage {
     /// `reconnect` opens a new connection while verbs of the old one can still land.
     pub reconnect_without_fence: bool,
+    /// A look counts though its session was fenced meanwhile.
+    pub look_without_gate: bool,
 }
 
 /// What kind of world it is.
@@ -256,11 +261,12 @@ impl Sim {
         let (seed, capabilities) = (config.seed, config.capabilities);
         let ordered = Arc::<AtomicBool>::default();
         let doom = Rc::new(Doom::new(&plan, Arc::clone(&ordered)));
+        let jitter_ns = if capabilities.immediate { config.window_ns } else { 0 };
         let world = World::new(config, plan, servers, view, (Arc::clone(&ordered), Rc::clone(&doom)));
         let cluster = SimCluster { world: Arc::new(Bound::new(world)), ordered, capabilities };
         Ok(Self {
             inner: Rc::new(SimInner {
-                executor: Executor::with_virtual_time(seed ^ 0x5bd1_e995),
+                executor: Executor::with_virtual_time(seed ^ 0x5bd1_e995, jitter_ns),
                 cluster,
                 doom,
                 clients: Cell::new(0),
@@ -311,13 +317,13 @@ impl Sim {
             loop {
                 // Fault orders come out of polls, and are carried out before the next one.
                 while executor.poll_one(|ready| self.inner.choices.borrow_mut().usize(0..ready)) {
-                    self.carry_out_orders();
+                    self.inner.cluster.carry_out_orders(executor);
                 }
                 if let Some(ended) = result.borrow_mut().take() {
                     return ended.map_err(|_| SimStop::MainKilled);
                 }
-                self.advance()?;
-                self.carry_out_orders();
+                self.inner.cluster.advance(executor, Nanos::MAX)?;
+                self.inner.cluster.carry_out_orders(executor);
             }
         })
     }
@@ -344,69 +350,6 @@ impl Sim {
     pub fn usage(&self) -> Usage {
         let world = self.inner.cluster.world.borrow();
         world.cost.as_ref().map(|cost| cost.usage(world.now)).unwrap_or_default()
-    }
-
-    /// Lets timers and events happen until there is something to do.
-    fn advance(&self) -> Result<(), SimStop> {
-        let (executor, cluster) = (&self.inner.executor, &self.inner.cluster);
-        let mut world = cluster.world.borrow();
-        // Only tasks make timers, and none runs in here.
-        let timer = executor.next_timer();
-        while !executor.any_woken() && !cluster.ordered.load(Ordering::Relaxed) {
-            // Where a timer and an event are due at the same time, the event comes first.
-            let event = world.next_event(timer.unwrap_or(Nanos::MAX));
-            let Some(at) = event.map(|(at, _)| at).or(timer) else {
-                return Err(SimStop::Deadlock { at_ns: world.now, tasks: executor.tasks() });
-            };
-            if at > world.config.max_virtual_ns {
-                return Err(SimStop::TooLong);
-            }
-            if world.counts.events > world.config.max_events {
-                return Err(SimStop::TooManyEvents { at_ns: at });
-            }
-            executor.set_now(at);
-            if let Some((at, event)) = event {
-                world.happen(at, event);
-            } else {
-                world.now = at;
-                drop(world);
-                executor.fire_timers();
-                return Ok(());
-            }
-        }
-        Ok(())
-    }
-
-    fn carry_out_orders(&self) {
-        let cluster = &self.inner.cluster;
-        if !cluster.ordered.load(Ordering::Relaxed) {
-            return;
-        }
-        let orders = {
-            let mut world = cluster.world.borrow();
-            world.bury_the_doomed();
-            std::mem::take(&mut world.orders)
-        };
-        cluster.ordered.store(false, Ordering::Relaxed);
-        let executor = &self.inner.executor;
-        for order in orders {
-            match order {
-                Order::Kill(group) => executor.kill_group(group),
-                Order::Pause(group) => executor.pause_group(group),
-                Order::Resume(group) => executor.resume_group(group),
-                Order::Run { server, call, procedure, request } => {
-                    let link = Link::Sim(cluster.connect_near(server, call));
-                    let endpoint = Endpoint::near(link, call.session, call.term, executor);
-                    let context = ProcedureContext { endpoint, caller: call.session };
-                    let world = Arc::clone(&cluster.world);
-                    let running = procedure.run(context, request);
-                    executor.spawn_in(server_group(server), async move {
-                        let outcome = running.await;
-                        world.borrow().procedure_finished(server, call, outcome);
-                    });
-                }
-            }
-        }
     }
 }
 
@@ -456,6 +399,73 @@ impl SimCluster {
         let routes = (0..count).map(connect).collect();
         drop(world);
         SimLink { cluster: Rc::new(self.clone()), session: call.session, group, thread, routes }
+    }
+}
+
+impl SimCluster {
+    /// Lets timers and events happen until there is something to do: true; or until that time, and there is nothing: false.
+    fn advance(&self, executor: &Executor, until: Nanos) -> Result<bool, SimStop> {
+        let mut world = self.world.borrow();
+        // Only tasks make timers, and none runs in here.
+        let timer = executor.next_timer().filter(|at| *at <= until);
+        while !executor.any_woken() && !self.ordered.load(Ordering::Relaxed) {
+            // Where a timer and an event are due at the same time, the event comes first.
+            let event = world.next_event(timer.unwrap_or(until));
+            let Some(at) = event.map(|(at, _)| at).or(timer) else {
+                if until == Nanos::MAX {
+                    return Err(SimStop::Deadlock { at_ns: world.now, tasks: executor.tasks() });
+                }
+                executor.set_now(until);
+                world.now = until;
+                return Ok(false);
+            };
+            if at > world.config.max_virtual_ns {
+                return Err(SimStop::TooLong);
+            }
+            if world.counts.events > world.config.max_events {
+                return Err(SimStop::TooManyEvents { at_ns: at });
+            }
+            executor.set_now(at);
+            if let Some((at, event)) = event {
+                world.happen(at, event);
+            } else {
+                world.now = at;
+                drop(world);
+                executor.fire_timers();
+                return Ok(true);
+            }
+        }
+        Ok(true)
+    }
+
+    fn carry_out_orders(&self, executor: &Executor) {
+        if !self.ordered.load(Ordering::Relaxed) {
+            return;
+        }
+        let orders = {
+            let mut world = self.world.borrow();
+            world.bury_the_doomed();
+            std::mem::take(&mut world.orders)
+        };
+        self.ordered.store(false, Ordering::Relaxed);
+        for order in orders {
+            match order {
+                Order::Kill(group) => executor.kill_group(group),
+                Order::Pause(group) => executor.pause_group(group),
+                Order::Resume(group) => executor.resume_group(group),
+                Order::Run { server, call, procedure, request } => {
+                    let link = Link::Sim(self.connect_near(server, call));
+                    let endpoint = Endpoint::near(link, call.session, call.term, executor);
+                    let context = ProcedureContext { endpoint, caller: call.session };
+                    let world = Arc::clone(&self.world);
+                    let running = procedure.run(context, request);
+                    executor.spawn_in(server_group(server), async move {
+                        let outcome = running.await;
+                        world.borrow().procedure_finished(server, call, outcome);
+                    });
+                }
+            }
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 use super::layout::Layout;
 use crate::api::IndexError;
 use crate::pool::RecoveryMistakes;
+use crate::shared::intents::Redo;
 use farwood_fabric::control::INTENT_BYTES;
 
 /// The fewest entries that a node of a real tree must hold.
@@ -228,10 +229,12 @@ impl Config {
                 self.node_bytes
             ));
         }
-        if leaf.update_needs_intent() && leaf.entry_bytes() + 128 > usize::try_from(INTENT_BYTES).unwrap_or(0)
-        {
+        // An update waits for room in the journal while it holds a lock: room that does not exist would never come.
+        let intent_bytes = Redo::encoded_bytes_of_one(leaf.update_bytes()) as u64;
+        if leaf.update_needs_intent() && intent_bytes > INTENT_BYTES {
             return refuse(format!(
-                "keys of {} and values of {} bytes; together they can have about {INTENT_BYTES}",
+                "keys of {} and values of {} bytes: an update of one takes {intent_bytes} bytes of a journal of {INTENT_BYTES}; \
+                 use shorter ones",
                 self.key_bytes, self.value_bytes
             ));
         }

@@ -192,6 +192,11 @@ impl Layout {
         self.pair - self.key_stride > WORD
     }
 
+    /// The most bytes that the WRITE of another value takes: the value, META, and a key that lies between them.
+    pub(super) const fn update_bytes(&self) -> usize {
+        if self.is_bare() { self.block_bytes() } else { self.entry_bytes() + WORD }
+    }
+
     /// What all checksums of a node in this life are keyed by.
     #[inline]
     pub(super) fn seed(place: Place, incarnation: u64, level: u8) -> u64 {

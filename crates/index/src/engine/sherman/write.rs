@@ -7,7 +7,7 @@
 //! 4. A leaf that has become small may be merged; a separator that was missing is added.
 
 use super::Tree;
-use super::node::{Head, Lookup, Node, Patches};
+use super::node::{Head, Lookup, Node, Patch, Patches};
 use super::read::{MAX_DESCENTS, Target, Trust};
 use crate::api::IndexError;
 use crate::shared::heap::Room;
@@ -239,7 +239,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Writes what could be left half done: first down in an intent. Whether there was room for that; if not, it is reserved for the
+    /// Writes what could be left half done: first down in an intent. That is the change itself, which always fits the journal, also where
+    /// the whole node is written along: the rest of the node stays as it is. Whether there was room for it; if not, it is reserved for the
     /// next attempt.
     async fn write_with_intent(
         &self,
@@ -249,11 +250,9 @@ impl Tree {
         reserved: &mut Option<Slot>,
     ) -> Result<bool, IndexError> {
         let Locked { mut held, addr, node } = locked;
+        let change = |patch: &Patch| (addr.add(patch.at as u64), patch.bytes.to_vec());
+        let redo = Redo { locks: smallvec![held.shows()], writes: patches.iter().map(change).collect() };
         let writes = self.writes_of(addr, node, patches);
-        let redo = Redo {
-            locks: smallvec![held.shows()],
-            writes: writes.iter().map(|write| (write.addr, write.bytes.to_vec())).collect(),
-        };
         let (intents, server, needed) = (self.shared.pool.intents(), addr.server(), redo.encoded_bytes());
         let reserved_one = reserved.take().filter(|slot| slot.fits(server, needed));
         let Some(slot) = reserved_one.or_else(|| intents.take(server, needed)) else {

@@ -117,6 +117,9 @@ impl Tree {
             if above.is_some_and(|above| stop.head.depth <= above) {
                 return Some(Err(not_deeper(node)));
             }
+            if stop.head.is_dead {
+                marks::hit("dead_node_on_descent");
+            }
             above = Some(stop.head.depth);
             branching += branching_of(node.kind);
             pass(stop);

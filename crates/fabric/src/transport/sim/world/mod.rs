@@ -21,6 +21,7 @@ mod cuts;
 mod effects;
 mod event;
 mod flight;
+mod looks;
 mod priced;
 mod queue;
 mod servers;
@@ -159,8 +160,10 @@ pub struct SimCounts {
     pub failed_reconnects: u64,
     /// Completions and replies that a cut line kept back.
     pub cut_off: u64,
-    /// READs that lasted long.
+    /// READs and looks that lasted long.
     pub long: u64,
+    /// Looks.
+    pub looks: u64,
 }
 
 pub(super) struct World {
@@ -197,6 +200,8 @@ pub(super) struct World {
     has_cuts: bool,
     plan: FaultPlan,
     rng: Rng,
+    /// A look is under way, inside which the world goes on.
+    looking: bool,
     trace: FxHasher,
 }
 
@@ -209,6 +214,8 @@ impl World {
         (ordered, doom): (Arc<AtomicBool>, Rc<Doom>),
     ) -> Self {
         let rng = Rng::with_seed(config.seed);
+        // Who touches memory itself has no line to it that could be cut.
+        let is_immediate = config.capabilities.immediate;
         let cores = servers.iter().map(|server| server.logic.cores());
         let cost = config.pricing.clone().map(|pricing| Box::new(Cost::new(pricing, cores, config.seed)));
         let mut world = Self {
@@ -233,9 +240,10 @@ impl World {
             process_of: FxHashMap::default(),
             fatal: FxHashSet::default(),
             doom,
-            has_cuts: plan.faults.iter().any(|fault| matches!(fault, Fault::Cut { .. })),
+            has_cuts: !is_immediate && plan.faults.iter().any(|fault| matches!(fault, Fault::Cut { .. })),
             plan,
             rng,
+            looking: false,
             trace: FxHasher::default(),
         };
         for fault in world.plan.faults.clone() {
@@ -630,7 +638,10 @@ impl World {
                     self.order(Order::Pause(group));
                     self.schedule_rare(self.now + for_ns, Rare::Resume { group });
                 }
-                Fault::LoseCompletion { late_ns, .. } => lose = Some(late_ns),
+                // Who carries out verbs itself knows what became of them.
+                Fault::LoseCompletion { late_ns, .. } if !self.config.capabilities.immediate => {
+                    lose = Some(late_ns);
+                }
                 _ => {}
             }
         }

@@ -152,18 +152,37 @@ impl<B: DerefMut<Target = [u8]>> Node<B> {
         &mut self,
         right: &Node<C>,
     ) -> Option<(Patches, Patches)> {
-        let empty: Vec<usize> = self.empty().collect();
-        let moving: Vec<usize> = right.live().collect();
-        if empty.len() < moving.len() {
+        let moving = right.live().map(|slot| (right.key(slot), right.value(slot)));
+        let first = self.take_in(moving)?;
+        Some((first, self.turn(right.high(), right.sibling())))
+    }
+
+    /// Fills a node that is empty and the last one; if there is a `next` one, ends it there. It holds with the last patch. `None` if the entries
+    /// do not fit.
+    pub(in super::super) fn fill<'a>(
+        &mut self,
+        entries: impl Iterator<Item = (&'a [u8], &'a [u8])>,
+        next: Option<(&[u8], GlobalAddr)>,
+    ) -> Option<Patches> {
+        let mut patches = self.take_in(entries)?;
+        let (high, sibling) = next.unzip();
+        patches.extend(self.turn(high, sibling.unwrap_or(GlobalAddr::NULL)));
+        Some(patches)
+    }
+
+    /// Entries into empty slots, where they do not count before the next generation. `None` if they do not fit.
+    fn take_in<'a>(&mut self, entries: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Option<Patches> {
+        let (entries, empty) = (entries.collect::<Vec<_>>(), self.empty().collect::<Vec<_>>());
+        if empty.len() < entries.len() {
             return None;
         }
-        let kept: Vec<usize> = self.live().chain(empty.iter().copied().take(moving.len())).collect();
-        for (slot, from) in empty.iter().zip(&moving) {
-            self.set_entry(*slot, right.key(*from), right.value(*from));
+        let kept: Vec<usize> = self.live().chain(empty.iter().copied().take(entries.len())).collect();
+        for (slot, (key, value)) in empty.iter().zip(&entries) {
+            self.set_entry(*slot, key, value);
         }
-        let mut first = Patches::new();
-        if !moving.is_empty() {
-            first.push(self.blocks_patch());
+        let mut patches = Patches::new();
+        if !entries.is_empty() {
+            patches.push(self.blocks_patch());
         }
         let generation = next_generation(self.generation);
         for block in 0..self.layout.blocks() {
@@ -171,9 +190,8 @@ impl<B: DerefMut<Target = [u8]>> Node<B> {
             let presence = self.presence(2 * block).with(0, has(0)).with(1, has(1));
             self.seal_block_in(block, presence, generation);
         }
-        first.push(self.blocks_patch());
-        let high = right.high().map(<[u8]>::to_vec);
-        Some((first, self.turn(high.as_deref(), right.sibling())))
+        patches.push(self.blocks_patch());
+        Some(patches)
     }
 
     /// New fences, which hold with the last patch.

@@ -1,21 +1,32 @@
-//! Bulk load: builds a tree from sorted pairs, bottom up, each node written once, and puts it in the place of an empty one.
+//! Bulk load: builds a tree from sorted pairs, bottom up, each node written once, around the empty leaf that is there.
 //!
-//! 1. Fill leaves from left to right, and above them inner nodes, to a fill factor. A node is written when the next one's place is
-//!    known, which is its sibling. Nobody knows these nodes yet.
-//! 2. Under the lock of the old root, which must be an empty leaf: CAS the root pointer, bury the old root.
-//! 3. Mark all nodes linked, so that caches may lead to them.
+//! 1. The root is an empty leaf, N. N is to become the first leaf. Fill the leaves behind it from left to right, and above all of them inner
+//!    nodes, to a fill factor. A node is written when the next one's place is known, which is its sibling. Nobody knows these nodes yet.
+//! 2. Under the lock of N, which must still be the root, and empty: WRITE the first pairs into N's slots, then N's METAs for the next
+//!    generation, then N's new half and flag. With the flag N ends where the second leaf begins, and leads there: everything is loaded,
+//!    for whoever reaches N by the root pointer, by a hint, or has been on its way there.
+//! 3. Still under the lock of N: CAS the root pointer from N to the new root. Nobody else moves it meanwhile.
+//! 4. Mark all nodes linked, so that caches may lead to them.
+//!
+//! N lives on, so there is no instant at which one reader finds the new root and another an old one that does not know of it. Who dies
+//! before the flag of step 2 leaves N empty, or with some of the first pairs; who dies between 2 and 3, leaves that lack their separators, which
+//! writers add.
 
 use crate::api::IndexError;
 use crate::engine::sherman::Tree;
 use crate::engine::sherman::layout::LINKED_AT;
 use crate::engine::sherman::node::Plan;
+use crate::engine::sherman::read::Target;
 use crate::engine::sherman::write::{Locked, Reached};
+use crate::shared::locks::{Write, begun};
 use crate::shared::surely;
 use farwood_fabric::{Batch, GlobalAddr, Op};
 use std::sync::atomic::Ordering;
 
 /// How many nodes are marked at a time.
 const MARKS_PER_BATCH: usize = 16;
+/// How many lost completions the CAS of the root pointer may meet.
+const MAX_LOST: u32 = 16;
 
 /// The node of one level that is being filled.
 struct Filling {
@@ -24,12 +35,21 @@ struct Filling {
     entries: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
+/// The leaf that is there, as it is to become: its entries, and where the next one begins and is.
+struct First {
+    entries: Vec<(Vec<u8>, Vec<u8>)>,
+    next: Option<(Vec<u8>, GlobalAddr)>,
+}
+
 /// A tree that is being built.
 struct Builder<'a> {
     tree: &'a Tree,
     op: &'a Op,
     fill: f64,
+    /// The leaf that is there.
+    leaf: GlobalAddr,
     levels: Vec<Filling>,
+    first: Option<First>,
     written: Vec<GlobalAddr>,
 }
 
@@ -52,10 +72,9 @@ impl Builder<'_> {
         let mut entry = (key, value);
         for level in 0.. {
             if level == self.levels.len() {
-                let addr = self.tree.new_place(self.op).await?;
                 // The leftmost node of a level begins where all keys do.
                 let low = vec![0; self.tree.shared.config.key_bytes];
-                self.levels.push(Filling { addr, low, entries: vec![entry] });
+                self.levels.push(Filling { addr: self.leaf, low, entries: vec![entry] });
                 return Ok(());
             }
             if self.levels[level].entries.len() < self.most(level) {
@@ -94,6 +113,11 @@ impl Builder<'_> {
         filling: &Filling,
         next: Option<(&[u8], GlobalAddr)>,
     ) -> Result<(), IndexError> {
+        if filling.addr == self.leaf {
+            let next = next.map(|(low, addr)| (low.to_vec(), addr));
+            self.first = Some(First { entries: filling.entries.clone(), next });
+            return Ok(());
+        }
         let plan = Plan {
             level: u8::try_from(level).unwrap_or(u8::MAX),
             incarnation: self.op.endpoint().random(),
@@ -103,8 +127,8 @@ impl Builder<'_> {
             sibling: next.map_or(GlobalAddr::NULL, |(_, sibling)| sibling),
         };
         let entries = filling.entries.iter().map(|(key, value)| (key.as_slice(), value.as_slice()));
-        self.tree.write_new(self.op, filling.addr, &plan, entries).await?;
         self.written.push(filling.addr);
+        self.tree.write_new(self.op, filling.addr, &plan, entries).await?;
         // Where nothing makes us wait, the lease must be kept all the same.
         self.op.endpoint().yield_now().await;
         Ok(())
@@ -112,11 +136,26 @@ impl Builder<'_> {
 
     /// Writes the last node of every level; the root.
     async fn end(&mut self) -> Result<Option<GlobalAddr>, IndexError> {
-        let levels = std::mem::take(&mut self.levels);
-        for (level, filling) in levels.iter().enumerate() {
-            self.write(level, filling, None).await?;
+        let mut levels = std::mem::take(&mut self.levels);
+        for level in 0..levels.len() {
+            if let Err(error) = self.write(level, &levels[level], None).await {
+                self.levels = levels.split_off(level + 1);
+                return Err(error);
+            }
         }
         Ok(levels.last().map(|root| root.addr))
+    }
+
+    /// Settles what becomes of the new nodes when nothing was loaded, or nobody knows.
+    fn give_up(&self, error: &IndexError) {
+        let heap = self.tree.shared.pool.heap();
+        let unwritten = self.levels.iter().map(|filling| filling.addr).filter(|addr| *addr != self.leaf);
+        for addr in self.written.iter().copied().chain(unwritten) {
+            match error {
+                IndexError::Unknown | IndexError::Fenced => heap.abandon(),
+                _ => heap.free_unpublished(self.tree.shared.node_class(), addr),
+            }
+        }
     }
 }
 
@@ -133,19 +172,17 @@ impl Tree {
             return Err(IndexError::BadConfig { why });
         }
         let op = self.begin()?;
-        let mut builder = Builder { tree: self, op: &op, fill, levels: Vec::new(), written: Vec::new() };
-        let built = self.build(&mut builder, pairs).await;
-        let loaded = match built {
-            Ok((count, Some(root))) => self.replace_empty_root(&op, root).await.map(|()| count),
+        let leaf = self.root(&op, false).await?.addr;
+        let (levels, written) = (Vec::new(), Vec::new());
+        let mut builder = Builder { tree: self, op: &op, fill, leaf, levels, first: None, written };
+        let loaded = match self.build(&mut builder, pairs).await {
+            Ok((count, Some(root))) => self.take_place(&op, &builder, root).await.map(|()| count),
             Ok((count, None)) => return Ok(count),
             Err(error) => Err(error),
         };
-        if let Err(error) = loaded {
-            let unwritten = builder.levels.iter().map(|filling| filling.addr);
-            for addr in builder.written.iter().copied().chain(unwritten) {
-                self.shared.pool.heap().free_unpublished(self.shared.node_class(), addr);
-            }
-            return Err(error);
+        if let Err(error) = &loaded {
+            builder.give_up(error);
+            return loaded;
         }
         self.mark_all_linked(&op, &builder.written).await?;
         loaded
@@ -172,31 +209,48 @@ impl Tree {
         Ok((count, builder.end().await?))
     }
 
-    async fn replace_empty_root(&self, op: &Op, root: GlobalAddr) -> Result<(), IndexError> {
-        let old = self.root(op, false).await?;
-        let Reached::Node(locked) = self.lock_node(op, old, None).await? else { return Err(not_empty()) };
+    /// Steps 2 and 3. An error that is not [`IndexError::Unknown`] or [`IndexError::Fenced`] says that nothing was loaded.
+    async fn take_place(&self, op: &Op, builder: &Builder<'_>, root: GlobalAddr) -> Result<(), IndexError> {
+        let Some(first) = &builder.first else { return Ok(()) };
+        let target = Target::linked(builder.leaf);
+        let Reached::Node(locked) = self.lock_node(op, target, None).await? else { return Err(not_empty()) };
         let Locked { held, addr, mut node } = self.mended(op, locked).await?;
-        if node.level() != 0 || node.live().next().is_some() || node.high().is_some() {
-            self.unlock(op, held).await?;
-            return Err(not_empty());
-        }
-        if !self.swap_root_only(op, addr, root).await? {
-            self.unlock(op, held).await?;
-            return Err(not_empty());
-        }
-        self.shared.root.store(root.to_raw(), Ordering::Relaxed);
-        let bury = Self::patch_at(addr, node.bury());
-        self.finish(op, held, &[bury]).await?;
-        Ok(self.shared.pool.heap().retire(op, self.shared.node_class(), addr).await?)
+        let filled = async {
+            let is_empty = node.level() == 0 && node.live().next().is_none() && node.high().is_none();
+            let pointer = surely::read_word(op, self.shared.root_pointer()).await?;
+            if !is_empty || pointer != addr.to_raw() {
+                return Err(not_empty());
+            }
+            let entries = first.entries.iter().map(|(key, value)| (key.as_slice(), value.as_slice()));
+            let next = first.next.as_ref().map(|(low, addr)| (low.as_slice(), *addr));
+            let patches = node.fill(entries, next).ok_or_else(not_empty)?;
+            let writes: Vec<Write> = patches.into_iter().map(|patch| Self::patch_at(addr, patch)).collect();
+            self.write(op, addr.server(), &writes).await.map_err(may_be_loaded)?;
+            if root == addr {
+                return Ok(());
+            }
+            self.lead_to(op, addr, root).await
+        };
+        let filled = filled.await;
+        let unlocked = self.unlock(op, held).await;
+        filled?;
+        unlocked.map_err(may_be_loaded)
     }
 
-    /// CASes the root pointer from an empty leaf that is locked: nobody else moves it meanwhile, so its outcome can be read.
-    async fn swap_root_only(&self, op: &Op, old: GlobalAddr, new: GlobalAddr) -> Result<bool, IndexError> {
+    /// Moves the root pointer away from a leaf that is locked and is the root: nobody else does meanwhile.
+    async fn lead_to(&self, op: &Op, leaf: GlobalAddr, root: GlobalAddr) -> Result<(), IndexError> {
         let pointer = self.shared.root_pointer();
-        if let Err(error) = op.cas(pointer, old.to_raw(), new.to_raw()).await {
-            surely::reconnected(op, error).await?;
+        for _ in 0..MAX_LOST {
+            match op.cas(pointer, leaf.to_raw(), root.to_raw()).await {
+                // Ours, now or by a CAS before whose completion was lost. (Another may be above it by now.)
+                Ok(_) => {
+                    self.shared.root.store(root.to_raw(), Ordering::Relaxed);
+                    return Ok(());
+                }
+                Err(error) => surely::reconnected(op, error).await.map_err(begun)?,
+            }
         }
-        Ok(surely::read_word(op, pointer).await? == new.to_raw())
+        Err(IndexError::Unknown)
     }
 
     async fn mark_all_linked(&self, op: &Op, nodes: &[GlobalAddr]) -> Result<(), IndexError> {
@@ -217,6 +271,11 @@ impl Tree {
         }
         Ok(())
     }
+}
+
+/// An error after the first WRITE to the leaf that is there.
+fn may_be_loaded(error: IndexError) -> IndexError {
+    if error == IndexError::Fenced { error } else { IndexError::Unknown }
 }
 
 fn not_empty() -> IndexError {

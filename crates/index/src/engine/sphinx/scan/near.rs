@@ -11,7 +11,7 @@ use crate::engine::sphinx::Tree;
 use crate::engine::sphinx::layout::{LeafRef, NodeRef, Slot, Step, Target};
 use crate::engine::sphinx::node::{Image, InPlace, Node};
 use crate::engine::sphinx::read::{no_node, no_slot};
-use farwood_fabric::Op;
+use farwood_fabric::{Op, marks};
 use std::collections::VecDeque;
 
 /// How many leaves are fetched before the first of them is looked at: about as many as a processor fetches at a time.
@@ -138,12 +138,14 @@ impl Tree {
                 Halt::End => break,
                 Halt::Turn => {}
                 Halt::Torn(leaf, on_edge) => {
+                    marks::hit("near_scan_torn");
                     let leaf = Box::pin(self.read_leaf(op, leaf)).await?;
                     if !scan.weigh(&leaf, on_edge) {
                         room.clear();
                     }
                 }
                 Halt::Node(node, on_edge) => {
+                    marks::hit("near_scan_waited");
                     Box::pin(self.wait_for_node(op, scan, &mut room, node, on_edge)).await?;
                 }
             }
