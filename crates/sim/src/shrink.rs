@@ -90,6 +90,7 @@ fn smaller(trial: &Trial) -> Vec<Trial> {
     push(&|t| t.chunks = None);
     push(&|t| t.leaves /= 2);
     push(&|t| t.long_ns = 0);
+    push(&|t| t.others = false);
     for (n, fault) in faults.iter().enumerate() {
         if let Some(simpler) = earlier(*fault) {
             push(&|t| t.faults.faults[n] = simpler);
