@@ -3,6 +3,7 @@
 //!
 //! `FARWOOD_TRIALS` sets how many trials each test runs, for longer runs.
 
+mod recovery;
 mod settled;
 mod sherman;
 mod sphinx;
