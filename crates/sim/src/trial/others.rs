@@ -186,7 +186,9 @@ impl Guest {
 
 /// Drops what is left of them when the trial is over; those that were left half made or half dropped are others' work.
 pub(super) async fn clear(pool: &Pool, endpoint: &Endpoint) -> Result<(), IndexError> {
-    for info in pool.list_indexes(&endpoint.op()).await? {
+    // Not in the loop's head, where the operation would live, and keep its pin, as long as the loop.
+    let infos = pool.list_indexes(&endpoint.op()).await?;
+    for info in infos {
         if info.name != INDEX && info.state == IndexState::Ready {
             Index::drop(pool, endpoint, &info.name).await?;
         }
