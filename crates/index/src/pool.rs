@@ -265,15 +265,16 @@ impl Pool {
     pub async fn leave(self, endpoint: &Endpoint) -> Result<usize, FabricError> {
         self.openings.close();
         let mut wait_ns = FIRST_WAIT_NS;
+        let mut is_idle = false;
         for _ in 0..MAX_LEAVING_WAITS {
-            if self.session.is_idle() {
+            // Whatever dropped futures left comes to its end, too.
+            is_idle = self.session.is_idle() && self.session.settled(endpoint).await;
+            if is_idle || self.session.is_fenced() {
                 break;
             }
             endpoint.sleep(wait_ns).await;
             wait_ns = LONGEST_WAIT_NS.min(wait_ns * 2);
         }
-        // Whatever dropped futures left comes to its end, too.
-        let is_idle = self.session.settled(endpoint).await && self.session.is_idle();
         let left = if is_idle { self.heap.close(endpoint).await? } else { self.heap.retired() };
         if is_idle && left == 0 && !self.session.is_condemned() {
             self.session.close(endpoint).await?;

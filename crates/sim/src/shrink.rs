@@ -91,6 +91,7 @@ fn smaller(trial: &Trial) -> Vec<Trial> {
     push(&|t| t.leaves /= 2);
     push(&|t| t.long_ns = 0);
     push(&|t| t.immediate = false);
+    push(&|t| t.others = false);
     for (n, fault) in faults.iter().enumerate() {
         if let Some(simpler) = earlier(*fault) {
             push(&|t| t.faults.faults[n] = simpler);

@@ -92,7 +92,7 @@ pub fn judge<E: Engine>(engine: &E, cluster: &Cluster, operations: Vec<Operation
     if usage.dangling.is_empty() && usage.leaked.is_empty() && usage.lost_chunks == 0 {
         Ok(())
     } else {
-        Err(Failure::Memory(usage))
+        Err(Failure::Memory { usage, may_leak: 0 })
     }
 }
 

@@ -8,15 +8,16 @@
 //!    other compute server.
 //! 4. The structure is walked and verified, memory is accounted for, and the history is judged.
 //!
-//! `text` is a trial as a line of text; `draw` draws its faults.
+//! `text` is a trial as a line of text; `draw` draws its faults; `others` are indexes that come and go beside the one that is tried.
 
 mod draw;
+mod others;
 mod text;
 
 pub use draw::{ADOPTION_MARKS, CALLS, FaultKind};
 pub use text::BadTrial;
 
-use crate::check::{self, leaks};
+use crate::check::{self, leaks, settled};
 use crate::company;
 use crate::history::{Action, History, Outcome};
 use crate::mix::{self, Mix};
@@ -29,7 +30,7 @@ use farwood_fabric::server::{ServerLogic, StartError};
 use farwood_fabric::transport::sim::{Fault, FaultPlan, Sabotage, Sim, SimConfig, SimReport, SimStop};
 use farwood_fabric::{Cluster, Endpoint, FabricError, ServerId, marks};
 use farwood_index::pool::JoinOptions;
-use farwood_index::shared::heap::{CLAIM, MAX_FREE};
+use farwood_index::shared::heap::{CLAIM, Heap};
 use farwood_index::{Engine, IndexError, OrderedIndex, Pool};
 use farwood_memory::{MemoryServer, ServerConfig};
 use fastrand::Rng;
@@ -49,6 +50,8 @@ const HEARTBEAT_NS: Nanos = 100 * MICROSECOND;
 const LONG_READ_NS: Nanos = 600 * MICROSECOND;
 /// How often a fenced compute server starts anew.
 const MAX_LIVES: u32 = 5;
+/// How many objects an operation has in its hands that are not linked yet, at most.
+const OBJECTS_PER_OPERATION: u64 = 2;
 /// How often an operation that is given up has been polled by then, at most.
 const MAX_POLLS: u32 = 12;
 /// When a compute server leaves in the middle of its operations, at the latest.
@@ -100,6 +103,8 @@ pub struct Trial {
     /// Whether the first task of the first compute server loads every other key in bulk, while the others only read at first, and the
     /// last compute server comes later.
     pub bulk: bool,
+    /// Whether other indexes come and go in the same pool.
+    pub others: bool,
     /// What goes wrong.
     pub faults: FaultPlan,
 }
@@ -123,6 +128,7 @@ impl Default for Trial {
             chunks: None,
             leaves: 0,
             bulk: false,
+            others: false,
             faults,
         }
     }
@@ -167,7 +173,14 @@ pub enum Failure {
     /// The structure is damaged, or could not be walked.
     Structure(IndexError),
     /// Memory is lost, or used twice.
-    Memory(leaks::Usage),
+    Memory {
+        /// How it is used.
+        usage: leaks::Usage,
+        /// How many objects may be lost.
+        may_leak: u64,
+    },
+    /// Somebody left something behind that nobody cleaned up.
+    Unsettled(String),
 }
 
 impl Failure {
@@ -180,7 +193,8 @@ impl Failure {
             Self::History(_) => "history",
             Self::Operation { .. } => "operation",
             Self::Structure(_) => "structure",
-            Self::Memory(_) => "memory",
+            Self::Memory { .. } => "memory",
+            Self::Unsettled(_) => "unsettled",
         }
     }
 }
@@ -193,7 +207,10 @@ impl fmt::Display for Failure {
             Self::History(failure) => failure.fmt(f),
             Self::Operation { action, error } => write!(f, "{action} failed: {error}"),
             Self::Structure(error) => write!(f, "the structure is damaged: {error}"),
-            Self::Memory(usage) => write!(f, "memory is wrong: {usage}"),
+            Self::Memory { usage, may_leak } => {
+                write!(f, "memory is wrong: {usage}; {may_leak} may be leaked")
+            }
+            Self::Unsettled(what) => write!(f, "something is left behind: {what}"),
         }
     }
 }
@@ -216,7 +233,7 @@ pub fn run<E: Engine>(engine: &E, trial: &Trial, settings: Settings) -> Result<R
     config.capabilities.immediate = trial.immediate;
     config.sabotage = settings.sabotage;
     config.max_events =
-        200_000 + u64::from(trial.sessions) * u64::from(trial.tasks) * u64::from(trial.ops) * 20_000;
+        200_000 + u64::from(trial.sessions) * u64::from(trial.tasks) * u64::from(trial.ops) * 3_000;
     let sim = Sim::new(config, trial.faults.clone(), memory_servers(trial)?).map_err(Failure::Start)?;
     let log = Rc::new(RefCell::new(Log::default()));
     let main = drive(sim.clone(), engine.clone(), trial.clone(), Rc::clone(&log));
@@ -227,14 +244,15 @@ pub fn run<E: Engine>(engine: &E, trial: &Trial, settings: Settings) -> Result<R
     if let Some((action, error)) = &log.trouble {
         return Err(Failure::Operation { action: action.clone(), error: error.clone() });
     }
-    let usage = ended.map_err(Failure::Structure)?;
+    let (usage, left_over) = ended.map_err(Failure::Structure)?;
     let recovered = marks::count("session_recovered");
     check::all(&log.history).map_err(Failure::History)?;
-    if !usage.dangling.is_empty()
-        || usage.lost_chunks > 0
-        || usage.leaked.len() as u64 > may_leak(trial, recovered)
-    {
-        return Err(Failure::Memory(usage));
+    let may_leak = may_leak(trial, &log, sim.counts.broken);
+    if !usage.dangling.is_empty() || usage.lost_chunks > 0 || usage.leaked.len() as u64 > may_leak {
+        return Err(Failure::Memory { usage, may_leak });
+    }
+    if let Some(what) = left_over {
+        return Err(Failure::Unsettled(what));
     }
     let operations = log.history.operations();
     let unknown = operations.iter().filter(|op| op.responded.is_none()).count() as u64;
@@ -249,13 +267,24 @@ pub fn run<E: Engine>(engine: &E, trial: &Trial, settings: Settings) -> Result<R
     })
 }
 
-/// How many objects may be lost: what each session that died had in its hands on each server (see `shared::heap`), and what
-/// each lost completion leaves in doubt.
-fn may_leak(trial: &Trial, dead_sessions: u64) -> u64 {
-    let in_hands = MAX_FREE as u64 + 2 * u64::from(CLAIM) + u64::from(trial.tasks);
-    let lost = |fault: &&Fault| matches!(fault, Fault::LoseCompletion { .. });
-    let lost = trial.faults.faults.iter().filter(lost).count() as u64;
-    dead_sessions * u64::from(trial.servers) * in_hands + lost * u64::from(CLAIM) * u64::from(trial.tasks)
+/// How many objects may be lost: what each session that died had in its hands, as its heap counts it, with what its tasks were just
+/// claiming or linking; what was in doubt; and what a broken connection or a future that was dropped leaves of a claim.
+fn may_leak(trial: &Trial, log: &Log, broken: u64) -> u64 {
+    let of_life = |life: &Life| {
+        let counts = life.heap.counts();
+        let in_hands = life.heap.in_hands().max(life.leaving_with.get()) as u64;
+        let under_way = u64::from(trial.tasks) * (u64::from(CLAIM) + OBJECTS_PER_OPERATION);
+        let lost = in_hands + counts.unjournaled + under_way;
+        counts.doubtful + if life.has_left.get() { 0 } else { lost }
+    };
+    let lives: u64 = log.lives.iter().map(|life| of_life(life)).sum();
+    lives + broken * u64::from(CLAIM) + marks::count("operation_cancelled") * OBJECTS_PER_OPERATION
+}
+
+/// How many numbers there are for sessions: every life of a compute server is one, and the dead keep theirs until they are recovered.
+fn max_sessions(trial: &Trial) -> u16 {
+    let others = if trial.others { 2 * others::MAX_LIVES } else { 0 };
+    u16::try_from(trial.sessions * (MAX_LIVES + trial.leaves + 1) + others + 1).unwrap_or(u16::MAX)
 }
 
 fn memory_servers(trial: &Trial) -> Result<Vec<Arc<dyn ServerLogic>>, Failure> {
@@ -268,9 +297,7 @@ fn memory_servers(trial: &Trial) -> Result<Vec<Arc<dyn ServerLogic>>, Failure> {
             memory_bytes: chunk_bytes * u64::from(chunks),
             pool: PoolId(u128::from(trial.seed)),
             lock_bytes: 4096,
-            // Every life of a compute server is a session, and the dead keep theirs until they are recovered.
-            max_sessions: u16::try_from(trial.sessions * (MAX_LIVES + trial.leaves + 1) + 1)
-                .unwrap_or(u16::MAX),
+            max_sessions: max_sessions(trial),
             lease_ns: LEASE_NS,
             ..ServerConfig::tiny(ServerId::new(n), trial.servers, chunks)
         };
@@ -288,6 +315,33 @@ struct Log {
     trouble: Option<(String, IndexError)>,
     /// Values are numbered, so that none is written twice.
     values: u64,
+    /// Every session that was opened to work on the index.
+    lives: Vec<Rc<Life>>,
+}
+
+/// What a compute server had in one of its lives, for those who count what is lost.
+struct Life {
+    heap: Heap,
+    /// What it had in its hands when it began to leave.
+    leaving_with: Cell<usize>,
+    /// It left in good order.
+    has_left: Cell<bool>,
+}
+
+impl Life {
+    fn begin(pool: &Pool, log: &RefCell<Log>) -> Rc<Self> {
+        let (leaving_with, has_left) = (Cell::new(0), Cell::new(false));
+        let life = Rc::new(Self { heap: pool.heap().clone(), leaving_with, has_left });
+        log.borrow_mut().lives.push(Rc::clone(&life));
+        life
+    }
+
+    async fn leave(&self, pool: Pool, endpoint: &Endpoint) -> Result<(), FabricError> {
+        self.leaving_with.set(self.heap.in_hands());
+        let left = pool.leave(endpoint).await?;
+        self.has_left.set(left == 0);
+        Ok(())
+    }
 }
 
 async fn drive<E: Engine>(
@@ -295,33 +349,57 @@ async fn drive<E: Engine>(
     engine: E,
     trial: Trial,
     log: Rc<RefCell<Log>>,
-) -> Result<leaks::Usage, IndexError> {
+) -> Result<Stock, IndexError> {
     let cluster = sim.cluster();
     let pool = join(&cluster, &engine).await?;
     let endpoint = pool.session().endpoint()?;
     pool.keep_alive(&endpoint, HEARTBEAT_NS);
     engine.create(&pool, &endpoint, INDEX).await?;
     let attached = engine.attach(&pool, &endpoint, INDEX).await?;
+    let _ = Life::begin(&pool, &log);
     let clients: Vec<_> = (0..trial.sessions)
         .map(|client| {
             let process = compute_server(sim.clone(), engine.clone(), trial.clone(), client, Rc::clone(&log));
             sim.spawn_client(process)
         })
         .collect();
-    for (number, client) in (0..).zip(clients) {
-        // An error here is a process that was killed.
-        let _ = client.await;
-        sim.end_client(number);
+    let over = Rc::new(Cell::new(false));
+    let guests: Vec<_> = [true, false]
+        .into_iter()
+        .filter(|_| trial.others)
+        .map(|is_maker| {
+            let (cluster, trial) = (cluster.clone(), trial.clone());
+            let (log, over, joins) = (Rc::clone(&log), Rc::clone(&over), join_options(&engine));
+            sim.spawn_client(others::Guest { cluster, joins, trial, log, over, is_maker }.stay())
+        })
+        .collect();
+    let mut number = 0;
+    for (processes, is_over) in [(clients, false), (guests, true)] {
+        over.set(is_over);
+        for process in processes {
+            // An error here is a process that was killed.
+            let _ = process.await;
+            sim.end_client(number);
+            number += 1;
+        }
     }
-    match take_stock(&sim, &engine, (&pool, &attached), &endpoint).await {
+    match take_stock(&sim, &engine, &trial, (&pool, &attached), &endpoint).await {
         // A slow server cost the driver its lease too, and a client took it for dead. Nobody is left who could do so again.
         Err(IndexError::Fenced) => {
             marks::hit("driver_fenced");
+            let before = pool.session().clone();
             let pool = join(&cluster, &engine).await?;
             let endpoint = pool.session().endpoint()?;
+            // Where only one server has ended it, by a restart, the others still have it for alive. Nobody else can have its number.
+            let op = endpoint.op();
+            let listed = pool.session().list(&op).await?;
+            if listed.iter().any(|info| (info.session, info.term) == (before.id(), before.term())) {
+                pool.session().fence(&op, before.id(), true).await?;
+            }
+            drop(op);
             pool.keep_alive(&endpoint, HEARTBEAT_NS);
             let attached = engine.attach(&pool, &endpoint, INDEX).await?;
-            take_stock(&sim, &engine, (&pool, &attached), &endpoint).await
+            take_stock(&sim, &engine, &trial, (&pool, &attached), &endpoint).await
         }
         ended => ended,
     }
@@ -338,18 +416,24 @@ pub fn join_options<E: Engine>(engine: &E) -> JoinOptions {
     JoinOptions { mistakes: engine.mistakes(), recoverers, ..JoinOptions::default() }
 }
 
+/// How memory is used, and what was left behind.
+type Stock = (leaks::Usage, Option<String>);
+
 /// What is there when all clients have ended, and whether it is whole.
 async fn take_stock<E: Engine>(
     sim: &Sim,
     engine: &E,
+    trial: &Trial,
     (pool, attached): (&Pool, &E::Attached),
     endpoint: &Endpoint,
-) -> Result<leaks::Usage, IndexError> {
+) -> Result<Stock, IndexError> {
     wait_for_recovery(sim, pool, endpoint).await?;
+    others::clear(pool, endpoint).await?;
     let reachable = engine.check(attached, endpoint).await?;
     // What recovery retired into the driver's hands is given back before memory is counted.
     pool.heap().close(endpoint).await?;
-    Ok(leaks::measure(pool.session(), endpoint, &reachable).await?)
+    let left_over = settled::left_over(pool, endpoint, max_sessions(trial)).await?;
+    Ok((leaks::measure(pool.session(), endpoint, &reachable).await?, left_over))
 }
 
 /// Waits until the product has recovered whoever died, and finished every drop.
@@ -397,6 +481,7 @@ async fn live<E: Engine>(
     let pool = join(cluster, engine).await?;
     let keeper = pool.session().endpoint()?;
     pool.keep_alive(&keeper, HEARTBEAT_NS);
+    let this = Life::begin(&pool, log);
     let attached = engine.attach(&pool, &keeper, INDEX).await?;
     let leaving = Rc::new(Cell::new(false));
     let tasks: Vec<_> = (0..trial.tasks)
@@ -441,14 +526,15 @@ async fn live<E: Engine>(
         })
         .collect();
     let leaver = (life < trial.leaves).then(|| {
-        let (pool, keeper, leaving) = (pool.clone(), keeper.clone(), Rc::clone(&leaving));
+        let (pool, keeper) = (pool.clone(), keeper.clone());
+        let (leaving, this) = (Rc::clone(&leaving), Rc::clone(&this));
         let stay = Rng::with_seed(trial.seed ^ u64::from(client) << 40 ^ u64::from(life) << 32)
             .u64(0..LONGEST_STAY_NS);
         keeper.clone().spawn(async move {
             keeper.sleep(stay).await;
             if !leaving.replace(true) {
                 marks::hit("left_in_the_middle");
-                pool.leave(&keeper).await?;
+                this.leave(pool, &keeper).await?;
             }
             Ok::<_, FabricError>(())
         })
@@ -466,7 +552,7 @@ async fn live<E: Engine>(
         return Ok(());
     }
     result?;
-    pool.leave(&keeper).await?;
+    this.leave(pool, &keeper).await?;
     Ok(())
 }
 
@@ -627,5 +713,54 @@ impl Work<'_> {
             }
             _ => self.leaving.get(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farwood_fabric::Executor;
+
+    /// A future that is ready at its tenth poll, or is dropped before.
+    struct Slow<'a> {
+        polls: u32,
+        dropped_after: &'a Cell<u32>,
+    }
+
+    impl Future for Slow<'_> {
+        type Output = ();
+
+        fn poll(mut self: std::pin::Pin<&mut Self>, context: &mut std::task::Context<'_>) -> Poll<()> {
+            self.polls += 1;
+            context.waker().wake_by_ref();
+            if self.polls < 10 { Poll::Pending } else { Poll::Ready(()) }
+        }
+    }
+
+    impl Drop for Slow<'_> {
+        fn drop(&mut self) {
+            self.dropped_after.set(self.polls);
+        }
+    }
+
+    #[test]
+    fn who_loses_patience_drops_the_future_where_it_stands() {
+        for until_woken in [false, true] {
+            for polls in 1..12 {
+                let dropped_after = Cell::new(0);
+                let slow = Slow { polls: 0, dropped_after: &dropped_after };
+                let got = Executor::new().block_on(Patience { polls, until_woken }.wait(slow));
+                assert_eq!((got.is_some(), dropped_after.get()), (polls >= 10, polls.min(10)));
+            }
+        }
+    }
+
+    #[test]
+    fn so_many_in_a_hundred_lose_patience() {
+        let mut whims = Rng::with_seed(3);
+        let mut impatient =
+            |percent| (0..1000).filter(|_| Patience::draw(percent, &mut whims).is_some()).count();
+        assert_eq!((impatient(0), impatient(100)), (0, 1000));
+        assert!((30..80).contains(&impatient(5)));
     }
 }

@@ -102,6 +102,43 @@ fn records_survive_every_kind_of_fault() {
 }
 
 #[test]
+fn a_full_pool_refuses_and_stays_whole() {
+    let mut refused = 0;
+    for seed in 0..trials(20) {
+        let full = Trial { seed, servers: 1, keys: 256, chunks: Some(4), ..Trial::default() };
+        for report in [records(&full), records(&full.with_random_faults())] {
+            refused += report.marks.get("pool_full").copied().unwrap_or(0);
+        }
+    }
+    assert!(refused > 100, "{refused} operations found the pool full");
+}
+
+/// Records hold no locks, so nothing of an operation that is dropped has to be settled.
+#[test]
+fn operations_that_are_dropped_have_happened_or_not() {
+    let mut dropped = 0;
+    for seed in 0..trials(20) {
+        let hasty = Trial { seed, cancel: 10, ..Trial::default() };
+        for report in [records(&hasty), records(&hasty.with_random_faults())] {
+            dropped += report.marks.get("operation_cancelled").copied().unwrap_or(0);
+        }
+    }
+    assert!(dropped > 500, "{dropped} operations were dropped");
+}
+
+#[test]
+fn compute_servers_leave_while_their_tasks_run() {
+    let mut left = 0;
+    for seed in 0..trials(40) {
+        let restless = Trial { seed, leaves: 2, ..Trial::default() };
+        for report in [records(&restless), records(&restless.with_random_faults())] {
+            left += report.marks.get("left_in_the_middle").copied().unwrap_or(0);
+        }
+    }
+    assert!(left > 80, "{left} left in the middle");
+}
+
+#[test]
 fn without_faults_nothing_is_unknown_and_nothing_leaks() {
     for seed in 0..trials(60) {
         let trial = Trial { seed, ..Trial::default() };

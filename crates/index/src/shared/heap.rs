@@ -240,6 +240,11 @@ impl Heap {
         self.state().counts
     }
 
+    /// How many free objects it has in its hands: what a crash would leak now, beside what tasks are just claiming or linking.
+    pub fn in_hands(&self) -> usize {
+        self.state().pools.values().map(|pool| pool.free.len()).sum()
+    }
+
     /// A new object on `server`. Its bytes are whatever they were. If the pool is full but freed chunks of another type wait
     /// for a flush, end the operation (its pin holds the flush up), call [`Heap::make_room`] and try again.
     pub async fn allocate(&self, op: &Op, server: ServerId, class: Class) -> Result<GlobalAddr, FabricError> {

@@ -6,6 +6,7 @@
 //! | [`linearizable`] | the point operations on each key have one order that explains every answer |
 //! | [`scan`] | a scan returns, in order and once, every key present throughout, and no pair that never was |
 //! | [`leaks`] | what the memory servers say is in use is what the index reaches |
+//! | [`settled`] | nobody has left anything behind that would have to be cleaned up |
 //!
 //! The first two read an operation as an `Effect` on the one key it is about: a guard on what the key held, and what the key
 //! held afterwards. That is all an answer tells about a key, so the checkers need not know the actions apart.
@@ -18,6 +19,7 @@ pub mod leaks;
 pub mod linearizable;
 pub mod scan;
 mod search;
+pub mod settled;
 
 #[cfg(test)]
 mod model;

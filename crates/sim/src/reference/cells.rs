@@ -46,6 +46,8 @@ const INTENT_SLOTS: u64 = INTENT_BYTES / INTENT_SLOT_BYTES as u64;
 /// Few locks, so that keys share them.
 const LOCKS: u64 = 8;
 const MAX_LOCK_ATTEMPTS: u32 = 20_000;
+/// How long a reconnect that failed is not tried again.
+const RECONNECT_EVERY_NS: u64 = 20_000;
 /// After so many looks at the same lock word its owner is suspected.
 const PATIENCE: u32 = 40;
 
@@ -291,11 +293,11 @@ impl CellsHandle {
                 Ok(done) => done.previous(cas),
                 Err(failure) => {
                     // Now the CAS has happened or never will.
-                    surely::reconnected(op, failure.error).await?;
-                    let seen = surely::read_word(op, lock).await?;
+                    reconnected(op, failure.error).await?;
+                    let seen = insist(op, || surely::read_word(op, lock)).await?;
                     if seen == mine.to_raw() {
                         marks::hit("lock_taken_unknowingly");
-                        let cell = read_cell(op, self.place(addr)).await?;
+                        let cell = insist(op, || read_cell(op, self.place(addr))).await?;
                         let value = value_of(cell.payload());
                         return Ok(Held { word: mine, lock, addr, version: cell.version, value });
                     }
@@ -356,10 +358,10 @@ impl CellsHandle {
             batch.write_word(held.lock, held.word.released().to_raw());
             match op.submit(batch).await {
                 Ok(_) => return Ok(()),
-                Err(failure) => surely::reconnected(op, failure.error).await?,
+                Err(failure) => reconnected(op, failure.error).await?,
             }
             // Nothing of the batch lands later. The unlock was its last verb: if it happened, all did.
-            if surely::read_word(op, held.lock).await? != held.word.to_raw() {
+            if insist(op, || surely::read_word(op, held.lock)).await? != held.word.to_raw() {
                 return Ok(());
             }
             marks::hit("write_repeated");
@@ -371,14 +373,40 @@ impl CellsHandle {
         for _ in 0..whole::MAX_ATTEMPTS {
             match op.write_word(held.lock, held.word.released().to_raw()).await {
                 Ok(()) => return Ok(()),
-                Err(error) => surely::reconnected(op, error).await?,
+                Err(error) => reconnected(op, error).await?,
             }
-            if surely::read_word(op, held.lock).await? != held.word.to_raw() {
+            if insist(op, || surely::read_word(op, held.lock)).await? != held.word.to_raw() {
                 return Ok(());
             }
         }
         Err(IndexError::Contended { what: "a completion", attempts: whole::MAX_ATTEMPTS })
     }
+}
+
+/// Reconnects, as often as it takes: before that nothing is settled, and whoever holds a lock, or may hold it, cannot go.
+async fn reconnected(op: &Op, mut error: FabricError) -> Result<(), FabricError> {
+    for _ in 0..MAX_LOCK_ATTEMPTS {
+        match surely::reconnected(op, error).await {
+            Err(again @ FabricError::Disconnected { .. }) => error = again,
+            ended => return ended,
+        }
+        op.endpoint().sleep(RECONNECT_EVERY_NS).await;
+    }
+    Err(FabricError::RetriesExhausted { what: "a reconnect", attempts: MAX_LOCK_ATTEMPTS })
+}
+
+/// Does something until the line to its server lasts long enough.
+async fn insist<T, F: Future<Output = Result<T, FabricError>>>(
+    op: &Op,
+    work: impl Fn() -> F,
+) -> Result<T, FabricError> {
+    for _ in 0..MAX_LOCK_ATTEMPTS {
+        match work().await {
+            Err(error @ FabricError::Disconnected { .. }) => reconnected(op, error).await?,
+            ended => return ended,
+        }
+    }
+    Err(FabricError::RetriesExhausted { what: "a line that lasts", attempts: MAX_LOCK_ATTEMPTS })
 }
 
 /// Counts looks at one lock word.

@@ -19,11 +19,13 @@ pub enum FaultKind {
     FailReconnect,
     Cut,
     SlowServer,
+    RestartServer,
     SkewClock,
 }
 
 impl FaultKind {
-    /// All of them.
+    /// Those that are drawn at random: all, except that a server that restarts ends the sessions that it finds, and that is a trial of
+    /// its own.
     pub const ALL: [FaultKind; 10] = [
         Self::Kill,
         Self::KillAtCall,
@@ -122,7 +124,10 @@ impl Trial {
         let fault = match kind {
             FaultKind::Kill => Fault::Kill { client, at_verb },
             FaultKind::KillAtCall => Fault::KillAtCall { client, at_call: rng.u64(0..40), after: rng.bool() },
-            FaultKind::KillAtMark => Fault::KillAtMark { client: None, mark: mark(rng), nth: rng.u64(1..=3) },
+            FaultKind::KillAtMark => {
+                let mark = draw_mark(rng, self.others);
+                Fault::KillAtMark { client: None, mark, nth: rng.u64(1..=3) }
+            }
             FaultKind::Pause => {
                 Fault::Pause { client, at_verb, for_ns: rng.u64(100 * MICROSECOND..8 * LEASE_NS) }
             }
@@ -151,6 +156,9 @@ impl Trial {
                 for_ns: rng.u64(0..MILLISECOND),
                 factor: rng.u32(2..20),
             },
+            FaultKind::RestartServer => {
+                Fault::RestartServer { server, at_ns: rng.u64(MILLISECOND / 2..3 * MILLISECOND) }
+            }
             FaultKind::SkewClock => Fault::SkewClock {
                 client,
                 ahead_ns: rng.u64(0..10 * LEASE_NS),
@@ -162,12 +170,12 @@ impl Trial {
 }
 
 /// A place to die at: a step of an adoption, or a control call, before or after its effect.
-fn mark(rng: &mut Rng) -> MarkName {
+fn draw_mark(rng: &mut Rng, others: bool) -> MarkName {
     let name = if rng.bool() {
         rng.choice(ADOPTION_MARKS).unwrap_or_default().to_owned()
     } else {
-        // Mostly those of an adoption, which come first.
-        let calls = if rng.u8(0..4) == 0 { &CALLS[..] } else { &CALLS[..6] };
+        // Mostly those of an adoption, which come first; where indexes come and go, any.
+        let calls = if others || rng.u8(0..4) == 0 { &CALLS[..] } else { &CALLS[..6] };
         let when = if rng.bool() { "before" } else { "after" };
         format!("{when}-{}", rng.choice(calls).unwrap_or(&CALLS[0]))
     };

@@ -8,7 +8,7 @@ use std::str::FromStr;
 impl fmt::Display for Trial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seed, servers, sessions, tasks, ops, keys, tear, .. } = self;
-        let Self { spelling, long_ns, immediate, churn, bulk, cancel, chunks, leaves, faults, .. } = self;
+        let Self { spelling, long_ns, immediate, churn, bulk, cancel, chunks, leaves, others, faults, .. } = self;
         write!(
             f,
             "seed={seed} servers={servers} sessions={sessions} tasks={tasks} ops={ops} keys={keys} tear={tear}"
@@ -36,6 +36,9 @@ impl fmt::Display for Trial {
         }
         if *leaves > 0 {
             write!(f, " leaves={leaves}")?;
+        }
+        if *others {
+            f.write_str(" others=true")?;
         }
         if faults.faults.is_empty() { Ok(()) } else { write!(f, " {faults}") }
     }
@@ -93,6 +96,7 @@ fn set(trial: &mut Trial, word: &str) -> Option<()> {
         "bulk" => trial.bulk = value.parse().ok()?,
         "cancel" => trial.cancel = value.parse().ok().filter(|n| *n <= 100)?,
         "chunks" => trial.chunks = Some(value.parse().ok().filter(|n| *n > 0)?),
+        "others" => trial.others = value.parse().ok()?,
         "leaves" => trial.leaves = value.parse().ok().filter(|n| *n <= 16)?,
         _ => return None,
     }
@@ -109,9 +113,9 @@ mod tests {
             let spelling = Spelling::ALL[usize::try_from(seed).unwrap_or(0) % Spelling::ALL.len()];
             let cancel = u8::try_from(seed % 3).unwrap_or(0);
             let chunks = (seed % 5 == 0).then_some(9);
-            let leaves = u32::from(seed % 7 == 0);
-            let trial =
-                Trial { seed, spelling, churn: seed % 2 == 1, cancel, chunks, leaves, ..Trial::default() };
+            let (leaves, others) = (u32::from(seed % 7 == 0), seed % 11 == 0);
+            let trial = Trial { seed, spelling, churn: seed % 2 == 1, cancel, ..Trial::default() };
+            let trial = Trial { chunks, leaves, others, ..trial };
             let trial = trial.with_random_faults();
             assert_eq!(trial.to_string().parse::<Trial>(), Ok(trial));
         }

@@ -4,6 +4,7 @@
 //! `FARWOOD_TRIALS` sets how many trials each test runs, for longer runs.
 
 mod bulk;
+mod recovery;
 mod settled;
 mod sherman;
 mod sphinx;

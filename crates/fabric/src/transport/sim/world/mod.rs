@@ -154,6 +154,8 @@ pub struct SimCounts {
     pub cut: u64,
     /// Processes that died.
     pub deaths: u64,
+    /// Connections that broke, each with the verbs in flight on it.
+    pub broken: u64,
     /// Servers that were restarted.
     pub restarts: u64,
     /// Reconnects that failed.
@@ -718,6 +720,7 @@ impl World {
         self.note(4, connection as u64);
         if self.connections[connection].state == ConnectionState::Open {
             self.connections[connection].state = ConnectionState::Broken;
+            self.counts.broken += 1;
         }
         let error = FabricError::Unknown { server: self.server_id(connection) };
         let same = |(_, f): &(usize, &Flight)| f.connection == connection && f.landed.is_none();

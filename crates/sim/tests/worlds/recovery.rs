@@ -1,0 +1,118 @@
+//! What happens while the dead are cleaned up after: deaths of those who do it, lines that fail, futures that are dropped, pools that are
+//! full, indexes that come and go, compute servers that leave. Sherman and Sphinx alike.
+
+use super::{Sum, clean, trials};
+use farwood_index::AnyEngine;
+use farwood_index::engine::{sherman, sphinx};
+use farwood_sim::trial::{ADOPTION_MARKS, FaultKind, Trial};
+use std::collections::BTreeSet;
+
+fn engines() -> [AnyEngine; 2] {
+    let mut sherman = sherman::Config::tiny();
+    sherman.sabotage.zero_freed = true;
+    [
+        AnyEngine::Sherman(sherman::Sherman::new(sherman)),
+        AnyEngine::Sphinx(sphinx::Sphinx::new(sphinx::Config::tiny())),
+    ]
+}
+
+/// Few keys, so that somebody always waits for the dead.
+fn crowded(seed: u64) -> Trial {
+    Trial { seed, keys: 16, ops: 60, ..Trial::default() }
+}
+
+fn all(usual: u64, trial_of: impl Fn(u64) -> Trial) -> Sum {
+    let mut sum = Sum::default();
+    for engine in engines() {
+        for seed in 0..trials(usual) {
+            sum.add(&clean(&engine, &trial_of(seed)));
+        }
+    }
+    sum
+}
+
+#[test]
+fn adopters_may_die_one_after_the_other() {
+    let sum = all(60, |seed| crowded(seed).with_dying_adopters(2));
+    sum.assert_ran(&[("session_recovered", 100), ("lock_of_the_dead_released", 20)]);
+    all(20, |seed| Trial { sessions: 6, ..crowded(seed) }.with_dying_adopters(4));
+}
+
+/// A session dies, its adopter dies at one mark, and the next one at another.
+#[test]
+fn every_pair_of_adoption_marks_kills() {
+    const SEEDS: u64 = 40;
+    let mut struck = BTreeSet::new();
+    for engine in engines() {
+        for (n, first) in ADOPTION_MARKS.iter().enumerate() {
+            for (m, second) in ADOPTION_MARKS.iter().enumerate() {
+                // The hits of both adopters count: the second one comes by the marks before the first one's death again.
+                let nth = if m <= n { 2 } else { 1 };
+                for seed in 0..SEEDS {
+                    let mut trial = crowded(seed).with_faults(FaultKind::Kill, 1);
+                    for mark in [format!("kill-at:{first}#1"), format!("kill-at:{second}#{nth}")] {
+                        trial.faults.faults.push(mark.parse().expect("a fault"));
+                    }
+                    if clean(&engine, &trial).struck.len() == 2 {
+                        struck.insert((*first, *second));
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    let pairs =
+        ADOPTION_MARKS.iter().flat_map(|first| ADOPTION_MARKS.iter().map(move |second| (*first, *second)));
+    let missing: Vec<_> = pairs.filter(|pair| !struck.contains(pair)).collect();
+    assert_eq!(missing, [], "pairs of marks that nobody died at");
+}
+
+#[test]
+fn calls_kill_before_and_after_their_effect() {
+    all(40, |seed| crowded(seed).with_faults(FaultKind::KillAtCall, 3));
+}
+
+#[test]
+fn failed_reconnects_settle_nothing() {
+    let sum = all(40, |seed| crowded(seed).with_faults(FaultKind::FailReconnect, 3));
+    sum.assert_ran(&[("reconnect", 100)]);
+}
+
+#[test]
+fn lines_are_cut_and_heal() {
+    all(40, |seed| crowded(seed).with_faults(FaultKind::Cut, 3));
+}
+
+#[test]
+fn dropped_futures_leave_nothing_behind() {
+    let sum = all(30, |seed| Trial { cancel: 5, ..crowded(seed) });
+    sum.assert_ran(&[("operation_cancelled", 500)]);
+    all(20, |seed| Trial { cancel: 5, ..crowded(seed) }.with_random_faults());
+}
+
+#[test]
+fn full_pools_refuse_and_stay_whole() {
+    let full = |seed| Trial { chunks: Some(6), keys: 256, servers: 1, ..crowded(seed) };
+    let sum = all(20, full);
+    sum.assert_ran(&[("pool_full", 20)]);
+    all(20, |seed| full(seed).with_random_faults());
+}
+
+#[test]
+fn indexes_come_and_go_beside_the_one_that_is_tried() {
+    let sum = all(20, |seed| Trial { others: true, ..crowded(seed) });
+    sum.assert_ran(&[("other_index_dropped", 20), ("other_index_gone", 20)]);
+    all(20, |seed| Trial { others: true, ..crowded(seed) }.with_random_faults());
+}
+
+#[test]
+fn compute_servers_leave_in_the_middle_of_their_operations() {
+    let sum = all(30, |seed| Trial { leaves: 2, ..crowded(seed) });
+    sum.assert_ran(&[("left_in_the_middle", 100)]);
+    all(20, |seed| Trial { leaves: 2, ..crowded(seed) }.with_random_faults());
+}
+
+#[test]
+fn servers_restart_on_their_memory() {
+    all(20, |seed| crowded(seed).with_faults(FaultKind::RestartServer, 1));
+}
