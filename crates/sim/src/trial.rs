@@ -253,7 +253,7 @@ pub fn run<E: Engine>(engine: &E, trial: &Trial, settings: Settings) -> Result<R
 /// each lost completion leaves in doubt.
 fn may_leak(trial: &Trial, dead_sessions: u64) -> u64 {
     let in_hands = MAX_FREE as u64 + 2 * u64::from(CLAIM) + u64::from(trial.tasks);
-    let lost = |fault: &&Fault| matches!(fault, Fault::LoseCompletion { .. });
+    let lost = |fault: &&Fault| matches!(fault, Fault::LoseCompletion { .. } | Fault::Cut { .. });
     let lost = trial.faults.faults.iter().filter(lost).count() as u64;
     dead_sessions * u64::from(trial.servers) * in_hands + lost * u64::from(CLAIM) * u64::from(trial.tasks)
 }
