@@ -217,7 +217,7 @@ impl Settler {
         loop {
             waits.wait(endpoint).await;
             endpoint.reap_orphans();
-            if !endpoint.is_in_doubt(*server) || owner.is_some_and(|session| session.is_fenced()) {
+            if !endpoint.is_in_doubt(*server) || owner.is_some_and(Session::is_fenced) {
                 return;
             }
             if endpoint.inner.pins.is_unknown(*server, u64::MAX) {

@@ -47,7 +47,7 @@ pub struct Intents {
 }
 
 /// Room for one intent; given back when dropped, so it is kept until nothing can be written to it any more
-/// ([`Held::keep`](super::locks)), and no intent in it is open.
+/// (`Behind` in [`super::locks`]), and no intent in it is open.
 #[derive(Debug)]
 pub struct Slot {
     used: Arc<[AtomicU64]>,

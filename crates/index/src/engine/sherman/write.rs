@@ -12,7 +12,7 @@ use super::read::{MAX_DESCENTS, Target, Trust};
 use crate::api::IndexError;
 use crate::shared::heap::Room;
 use crate::shared::intents::{Redo, Slot};
-use crate::shared::locks::{Held, Write, begun};
+use crate::shared::locks::{Behind, Held, Write, begun};
 use farwood_fabric::{GlobalAddr, Op, marks};
 use smallvec::{SmallVec, smallvec};
 
@@ -249,7 +249,7 @@ impl Tree {
         patches: Patches,
         reserved: &mut Option<Slot>,
     ) -> Result<bool, IndexError> {
-        let Locked { mut held, addr, node } = locked;
+        let Locked { held, addr, node } = locked;
         let change = |patch: &Patch| (addr.add(patch.at as u64), patch.bytes.to_vec());
         let redo = Redo { locks: smallvec![held.shows()], writes: patches.iter().map(change).collect() };
         let writes = self.writes_of(addr, node, patches);
@@ -266,8 +266,8 @@ impl Tree {
         all.extend(writes);
         // The lock may be handed on, and then its word stays what it is.
         all.push(Write { addr: slot.end_addr(), bytes: SmallVec::from_slice(&[0; 8]) });
-        held.keep(slot);
-        self.finish(op, held, &all).await?;
+        let behind = Behind { slot: Some(slot), retire: None };
+        self.shared.locks.finish_with(op, held, &all, behind).await?;
         Ok(true)
     }
 

@@ -15,7 +15,7 @@ use super::{Tree, corrupt};
 use crate::api::IndexError;
 use crate::shared::heap::{Class, Room};
 use crate::shared::intents::{self, Redo};
-use crate::shared::locks::{Held, Write, begun};
+use crate::shared::locks::{Behind, Held, Write, begun};
 use crate::shared::surely;
 use farwood_fabric::control::ControlError;
 use farwood_fabric::{Buf, FabricError, GlobalAddr, Op, ServerId, marks};
@@ -128,7 +128,7 @@ impl Tree {
         rooms: &mut [&mut Room],
         retire: Option<(Class, GlobalAddr)>,
     ) -> Result<Turned, IndexError> {
-        let (mut held, image) = self.lock_node(op, node).await?;
+        let (held, image) = self.lock_node(op, node).await?;
         let found = image.find(step);
         let refused = match found {
             _ if image.head.is_dead => Some(Turned::Dead),
@@ -157,10 +157,7 @@ impl Tree {
         for room in rooms {
             room.link();
         }
-        if let Some((class, addr)) = retire {
-            held.will_retire(class, addr);
-        }
-        self.shared.locks.finish(op, held, &writes).await?;
+        self.shared.locks.finish_with(op, held, &writes, Behind { slot: None, retire }).await?;
         if let Some((class, addr)) = retire {
             self.retire(op, class, addr).await?;
         }
@@ -392,7 +389,7 @@ impl Tree {
     async fn update_in_place(
         &self,
         change: &Change<'_>,
-        mut held: Held,
+        held: Held,
         (at, leaf): (LeafRef, &Leaf<Buf>),
         value: &[u8],
     ) -> Result<bool, IndexError> {
@@ -414,8 +411,8 @@ impl Tree {
         // The lock may be handed on, and then its word stays what it is.
         let end = word_at(slot.end_addr(), 0, 0);
         let writes: SmallVec<[Write; 3]> = smallvec![intent, update, end];
-        held.keep(slot);
-        self.shared.locks.finish(op, held, &writes).await?;
+        let behind = Behind { slot: Some(slot), retire: None };
+        self.shared.locks.finish_with(op, held, &writes, behind).await?;
         Ok(true)
     }
 

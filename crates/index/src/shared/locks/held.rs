@@ -35,10 +35,6 @@ pub(crate) struct Held {
     pub(super) grip: Grip,
     /// It is our turn in the local queue.
     pub(super) has_turn: bool,
-    /// Room of an intent, which nobody else may use before the lock is free.
-    slot: Option<Slot>,
-    /// What the WRITEs unlink by which it is given back.
-    retire: Option<(Class, GlobalAddr)>,
 }
 
 /// Whether the remote lock is ours.
@@ -54,7 +50,7 @@ impl Held {
     /// Nothing yet.
     pub(super) fn nothing(locks: &Locks, endpoint: &Endpoint, at: LockAt) -> Self {
         let (core, endpoint) = (Arc::clone(&locks.core), endpoint.clone());
-        Self { core, endpoint, at, word: 0, grip: Grip::No, has_turn: false, slot: None, retire: None }
+        Self { core, endpoint, at, word: 0, grip: Grip::No, has_turn: false }
     }
 
     /// A lock that was handed to somebody who is gone.
@@ -67,16 +63,6 @@ impl Held {
     /// How the lock shows that it is held.
     pub(crate) fn shows(&self) -> HeldWord {
         HeldWord { addr: self.at.addr, mask: self.at.mask, word: self.word }
-    }
-
-    /// Keeps the room of an intent under this lock until the lock is free.
-    pub(crate) fn keep(&mut self, slot: Slot) {
-        self.slot = Some(slot);
-    }
-
-    /// Has an object retired that the last WRITEs under this lock unlink, if the operation does not live to do it itself.
-    pub(crate) fn will_retire(&mut self, class: Class, addr: GlobalAddr) {
-        self.retire = Some((class, addr));
     }
 
     /// Hands the lock to the next in the local queue, and the turn with it. Whether there was somebody.
@@ -100,9 +86,8 @@ impl Held {
     }
 
     #[cold]
-    fn settle(&mut self, writes: Vec<Write>) {
-        let retire = self.retire.take().filter(|_| !writes.is_empty());
-        let retire = retire.map(|(class, addr)| (self.core.pool.heap().clone(), class, addr));
+    fn settle(&mut self, writes: Vec<Write>, behind: Behind) {
+        let retire = behind.retire.map(|(class, addr)| (self.core.pool.heap().clone(), class, addr));
         if self.core.mistakes.forget_when_dropped {
             self.grip = Grip::No;
             return self.end_turn();
@@ -115,7 +100,7 @@ impl Held {
         }
         let grasp = Grasp { at: self.at, word: self.word, _turn: self.take_turn() };
         self.grip = Grip::No;
-        let parcel = Parcel { grasps: vec![grasp], writes, slot: self.slot.take(), retire };
+        let parcel = Parcel { grasps: vec![grasp], writes, slot: behind.slot, retire };
         parcel.settle(self.core.pool.session(), &self.endpoint);
     }
 
@@ -131,7 +116,7 @@ impl Drop for Held {
         if self.grip == Grip::No {
             self.end_turn();
         } else {
-            self.settle(Vec::new());
+            self.settle(Vec::new(), Behind::default());
         }
     }
 }
@@ -140,13 +125,24 @@ impl Drop for Held {
 pub(super) struct Finishing<'a> {
     pub(super) held: Held,
     pub(super) writes: &'a [Write],
+    pub(super) behind: Behind,
+}
+
+/// What follows the last WRITEs under a lock, if the operation does not live to see to it itself.
+#[derive(Default, Debug)]
+pub(crate) struct Behind {
+    /// Room of an intent, which nobody else may use before the lock is free.
+    pub(crate) slot: Option<Slot>,
+    /// What the WRITEs unlink, and is retired then.
+    pub(crate) retire: Option<(Class, GlobalAddr)>,
 }
 
 impl Drop for Finishing<'_> {
     #[inline]
     fn drop(&mut self) {
         if self.held.grip != Grip::No {
-            self.held.settle(self.writes.to_vec());
+            let behind = mem::take(&mut self.behind);
+            self.held.settle(self.writes.to_vec(), behind);
         }
     }
 }
@@ -157,6 +153,7 @@ pub(crate) struct Commit {
     endpoint: Endpoint,
     pub(super) held: SmallVec<[Held; 3]>,
     pub(super) writes: Vec<Write>,
+    slot: Option<Slot>,
     pub(super) retire: Option<(Heap, Class, GlobalAddr)>,
 }
 
@@ -166,10 +163,11 @@ impl Commit {
         op: &Op,
         held: SmallVec<[Held; 3]>,
         writes: Vec<Write>,
-        (class, addr): (Class, GlobalAddr),
+        behind: Behind,
     ) -> Self {
         let (session, endpoint) = (locks.pool.session().clone(), op.endpoint().clone());
-        Self { session, endpoint, held, writes, retire: Some((locks.pool.heap().clone(), class, addr)) }
+        let retire = behind.retire.map(|(class, addr)| (locks.pool.heap().clone(), class, addr));
+        Self { session, endpoint, held, writes, slot: behind.slot, retire }
     }
 }
 
@@ -183,7 +181,7 @@ impl Drop for Commit {
             Grasp { at: held.at, word: held.word, _turn: held.take_turn() }
         });
         let grasps = grasps.collect();
-        let slot = self.held.iter_mut().find_map(|held| held.slot.take());
+        let slot = self.slot.take();
         let (writes, retire) = (mem::take(&mut self.writes), self.retire.take());
         Parcel { grasps, writes, slot, retire }.settle(&self.session, &self.endpoint);
     }

@@ -30,7 +30,7 @@ use crate::api::IndexError;
 use farwood_fabric::clock::Nanos;
 use farwood_fabric::verb::Verb;
 use farwood_fabric::{Batch, Buf, FabricError, GlobalAddr, Op, RegionId, ServerId, SessionId, marks};
-pub(crate) use held::{Commit, Held, settle_word};
+pub(crate) use held::{Behind, Commit, Held, settle_word};
 use held::{Finishing, Grip};
 use local::{LocalLocks, LockKey};
 use smallvec::SmallVec;
@@ -386,8 +386,19 @@ impl Locks {
 
     /// Writes back what the lock protects, on its server, and gives the lock back, or on.
     pub(crate) async fn finish(&self, op: &Op, held: Held, writes: &[Write]) -> Result<(), IndexError> {
+        self.finish_with(op, held, writes, Behind::default()).await
+    }
+
+    /// The same; and what follows is seen to if the operation does not live to see it.
+    pub(crate) async fn finish_with(
+        &self,
+        op: &Op,
+        held: Held,
+        writes: &[Write],
+        behind: Behind,
+    ) -> Result<(), IndexError> {
         // From here on the WRITEs happen, whatever becomes of this future.
-        let mut finishing = Finishing { held, writes };
+        let mut finishing = Finishing { held, writes, behind };
         let ended = self.give_back(op, &mut finishing.held, writes).await;
         if ended.is_ok() {
             finishing.held.is_released();
