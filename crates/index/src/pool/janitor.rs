@@ -78,7 +78,7 @@ impl Pool {
         match chore {
             Chore::Recover { victim } => {
                 marks::hit("chore_recover");
-                Box::pin(self.recover(&endpoint.op(), victim)).await.map(drop)
+                self.recover(&endpoint.op(), victim).await.map(drop)
             }
             Chore::FinishDrop { index } => {
                 marks::hit("chore_finish_drop");

@@ -27,7 +27,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// How many dead adopters are followed, each the adopter of the one before.
-const MAX_CHAIN: u32 = 16;
+const MAX_CHAIN: usize = 16;
 /// How often the lazy phase is tried, and the longest wait between two looks at the epochs.
 const MAX_LAZY: u32 = 20;
 const MAX_GRACE_WAITS: u32 = 10_000;
@@ -94,8 +94,7 @@ impl Pool {
             return Ok(false);
         }
         marks::hit("owner_found_dead");
-        // Boxed: who waits for a lock comes here rarely, and should not carry it about.
-        Box::pin(self.recover(op, owner)).await
+        self.recover(op, owner).await
     }
 
     async fn is_dead(&self, op: &Op, session: SessionId) -> Result<bool, IndexError> {
@@ -111,16 +110,22 @@ impl Pool {
         if victim == self.session.id() {
             return Ok(false);
         }
-        // Dead adopters in the way are recovered first, the last of the chain before the others.
+        // What has begun goes on if the caller goes away: its WRITEs must not be repeated by another task while they may still land.
+        let (pool, endpoint) = (self.clone(), op.endpoint().clone());
+        op.endpoint().see_through(async move { pool.recover_chain(&endpoint, victim).await }).await
+    }
+
+    /// Dead adopters in the way are recovered first, the last of the chain before the others.
+    async fn recover_chain(&self, endpoint: &Endpoint, victim: SessionId) -> Result<bool, IndexError> {
         let mut chain = vec![victim];
         while let Some(victim) = chain.last().copied() {
-            match self.recover_one(op, victim).await {
+            match self.recover_one(endpoint, victim).await {
                 Ok(recovered) if chain.len() == 1 => return Ok(recovered),
                 Ok(_) => drop(chain.pop()),
                 Err(error) => match adopter(&error) {
-                    Some(by) if by != self.session.id() && self.is_dead(op, by).await? => {
+                    Some(by) if by != self.session.id() && self.is_dead(&endpoint.op(), by).await? => {
                         marks::hit("adopter_found_dead");
-                        if chain.len() >= MAX_CHAIN as usize || chain.contains(&by) {
+                        if chain.len() >= MAX_CHAIN || chain.contains(&by) {
                             return Ok(false);
                         }
                         chain.push(by);
@@ -134,13 +139,37 @@ impl Pool {
     }
 
     /// The urgent phase; the lazy one is left to a task.
-    async fn recover_one(&self, op: &Op, victim: SessionId) -> Result<bool, IndexError> {
+    async fn recover_one(&self, endpoint: &Endpoint, victim: SessionId) -> Result<bool, IndexError> {
         let Some(exclusive) = Recovering::begin(self, victim) else { return Ok(false) };
+        match self.free_locks(&endpoint.op(), victim).await {
+            Ok(Some(estate)) => {
+                let (pool, tasks) = (self.clone(), endpoint.clone());
+                endpoint.spawn(async move { pool.recover_lazily(&tasks, &estate, exclusive).await });
+                Ok(true)
+            }
+            Ok(None) => Ok(false),
+            Err(error) => {
+                // A WRITE of unknown outcome may still land: nobody here begins anew before it cannot.
+                let (servers, tasks) = (self.session.servers().to_vec(), endpoint.clone());
+                endpoint.settle(async move {
+                    for server in servers {
+                        // If it fails, this session is fenced or condemned, or the server is lost.
+                        let _ = tasks.quiet(server).await;
+                    }
+                    drop(exclusive);
+                });
+                Err(error)
+            }
+        }
+    }
+
+    /// Fences the victim, adopts it, finishes what it was in the middle of and frees its locks. `None` if nobody here knows an engine
+    /// that it may have used.
+    async fn free_locks(&self, op: &Op, victim: SessionId) -> Result<Option<Estate>, IndexError> {
         self.session.fence(op, victim, false).await?;
-        let indexes = self.indexes_in_use(op).await?;
-        let Some(indexes) = indexes else {
+        let Some(indexes) = self.indexes_in_use(op).await? else {
             marks::hit("engine_unknown_to_recovery");
-            return Ok(false);
+            return Ok(None);
         };
         let estate = self.session.adopt(op, victim).await?;
         if !self.mistakes.recovery.forget_intents {
@@ -155,9 +184,7 @@ impl Pool {
             table.free_all_of(op, victim, self.mistakes.recovery).await?;
         }
         marks::hit("adopt_unlocked");
-        let (pool, endpoint) = (self.clone(), op.endpoint().clone());
-        op.endpoint().spawn(async move { pool.recover_lazily(&endpoint, &estate, exclusive).await });
-        Ok(true)
+        Ok(Some(estate))
     }
 
     /// The indexes in which a session may have worked, each with who knows it; `None` if nobody knows one of them. To be asked after

@@ -8,7 +8,9 @@ use std::str::FromStr;
 impl fmt::Display for Trial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { seed, servers, sessions, tasks, ops, keys, tear, .. } = self;
-        let Self { spelling, long_ns, immediate, churn, bulk, cancel, chunks, leaves, others, faults, .. } = self;
+        let Self {
+            spelling, long_ns, immediate, churn, bulk, cancel, chunks, leaves, others, faults, ..
+        } = self;
         write!(
             f,
             "seed={seed} servers={servers} sessions={sessions} tasks={tasks} ops={ops} keys={keys} tear={tear}"
