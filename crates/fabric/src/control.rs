@@ -750,7 +750,7 @@ mod tests {
                 Request::OpenIndex { name, engine: None },
                 Request::AllocChunks { index, class: 3, object_bytes: 64, count: 1, flushed_through: generation },
                 Request::ListChunks { owner: Some(SessionId::new(7)) },
-                Request::OpenSession { read_only: true, label: Label::new("gateway pid 7 on é") },
+                Request::OpenSession { read_only: true, reaper: true, label: Label::new("gateway pid 7 on é") },
                 Request::AttachSession { read_only: true, term: generation },
                 Request::Fence { victim: SessionId::new(7), term: generation },
                 Request::FinishAdopt { victim: SessionId::new(7), term: generation },

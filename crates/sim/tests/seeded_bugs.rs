@@ -472,7 +472,7 @@ fn second_key(config: &sphinx::Config, seed: u64, at_verb: u64) -> Option<Vec<u8
     let sim = Sim::new(SimConfig::adversarial(seed), plan, vec![Arc::new(server)]).expect("it starts");
     let (cluster, engine) = (sim.cluster(), Sphinx::new(config.clone()));
     let client = sim.spawn_client(async move {
-        let pool = Pool::join_with(&cluster, SessionOptions::default(), engine.heap_sabotage()).await?;
+        let pool = Pool::join_with(&cluster, farwood_sim::trial::join_options(&engine)).await?;
         let keeper = pool.session().endpoint()?;
         engine.create(&pool, &keeper, "tree").await?;
         let attached = engine.attach(&pool, &keeper, "tree").await?;

@@ -213,7 +213,7 @@ impl Pool {
             match self.free_and_finish(endpoint, estate).await {
                 Ok(()) => return marks::hit("session_recovered"),
                 // We were fenced ourselves, or somebody else has finished it.
-                Err(error) if matches!(error, FabricError::Fenced { .. }) => return,
+                Err(FabricError::Fenced { .. }) => return,
                 Err(error) if is_not_ours(&error.clone().into()) => return,
                 Err(_) => endpoint.sleep(LONGEST_GRACE_WAIT_NS).await,
             }

@@ -73,6 +73,9 @@ pub struct Class {
     pub object_bytes: u32,
 }
 
+/// Some objects, of whatever classes.
+type Objects = Vec<(Class, GlobalAddr)>;
+
 /// Mistakes that the checkers must catch: they test the test. And what helps to catch them.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Sabotage {
@@ -602,10 +605,10 @@ impl Heap {
         self.give_back(op, surplus).await
     }
 
-    async fn give_back(&self, op: &Op, mut objects: Vec<(Class, GlobalAddr)>) -> Result<(), FabricError> {
+    async fn give_back(&self, op: &Op, mut objects: Objects) -> Result<(), FabricError> {
         // In order, so that what is done does not depend on the order of a hash map.
         objects.sort_unstable();
-        let mut words: Vec<(GlobalAddr, u64, Vec<(Class, GlobalAddr)>)> = Vec::new();
+        let mut words: Vec<(GlobalAddr, u64, Objects)> = Vec::new();
         for (class, addr) in objects {
             let Some((word, bit)) = self.bit_of(class, addr) else { continue };
             match words.iter_mut().find(|(at, _, _)| *at == word) {

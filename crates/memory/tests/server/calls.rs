@@ -168,7 +168,8 @@ fn an_eviction_ends_one_holder_of_a_number_whose_lease_runs() {
 fn sessions_are_listed_with_who_they_are_and_who_adopts_them() {
     let mut world = world();
     let label = Label::new("load pid 99 on here");
-    let call = world.control(SessionId::NONE, &Request::OpenSession { read_only: false, label });
+    let call =
+        world.control(SessionId::NONE, &Request::OpenSession { read_only: false, reaper: false, label });
     let opened = understand(outcome(&call, world.send(&call)));
     let Ok(Reply::Session { session: loader, term, .. }) = opened else { panic!("{opened:?}") };
     let (me, _) = world.open().unwrap();

@@ -149,7 +149,7 @@ impl Tree {
             children.extend(add);
             children.sort_unstable_by_key(|(step, _)| *step);
             // First the room, so that a full pool leaves the node as it is.
-            let room = match self.room_for(change, stop, form_of(&children)) {
+            let room = match self.room_for(change, stop, &form_of(&children)) {
                 AtHand::Room(room) => room,
                 AtHand::Lacking(server, class) => {
                     self.shared.locks.unlock(op, held).await?;
@@ -168,9 +168,9 @@ impl Tree {
     }
 
     /// Room for a node of this form, if it is to be one.
-    fn room_for(&self, change: &Change<'_>, stop: Stop, form: Form) -> AtHand {
-        let Form::Node(kind) = form else {
-            marks::hit(if form == Form::Nothing { "node_removed" } else { "path_compressed" });
+    fn room_for(&self, change: &Change<'_>, stop: Stop, form: &Form) -> AtHand {
+        let Form::Node(kind) = *form else {
+            marks::hit(if *form == Form::Nothing { "node_removed" } else { "path_compressed" });
             return AtHand::Room(None);
         };
         let (server, class) =
