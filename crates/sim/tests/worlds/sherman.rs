@@ -144,7 +144,7 @@ fn reads_that_outlast_many_operations() {
             sum.add(&tree(config, &Trial { keys: 24, ..busy }.with_faults(FaultKind::Kill, 3)));
         }
     }
-    sum.assert_ran(&[("key_in_two_slots", 1), ("torn_read", 1000), ("split", 100), ("merge", 10)]);
+    sum.assert_ran(&[("torn_read", 1000), ("split", 100), ("merge", 10)]);
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn a_seed_replays_exactly() {
     for seed in 0..20 {
         let trial = shallow(seed).with_random_faults();
         assert_eq!(tree(&Config::tiny(), &trial), tree(&Config::tiny(), &trial), "{trial}");
-        let patient = Trial { long_ns: 300_000, ..trial };
+        let patient = Trial { long_ns: 300_000, ..shallow(seed) };
         assert_eq!(tree(&Config::tiny(), &patient), tree(&Config::tiny(), &patient), "{patient}");
     }
 }
@@ -160,13 +160,12 @@ fn a_seed_replays_exactly() {
 /// Found on real threads: a key was deleted and inserted again elsewhere in its leaf while one READ lasted, and a scan returned it twice.
 #[test]
 fn a_scan_returns_a_key_once_that_was_seen_in_two_slots() {
-    for trial in [
-        "seed=53 servers=3 sessions=4 tasks=4 ops=100 keys=6 tear=true long=300000",
-        "seed=33 servers=3 sessions=4 tasks=4 ops=100 keys=6 tear=true long=300000 churn=true",
-    ] {
-        let report = tree(&Config::tiny().with_entries(8), &trial.parse().expect("a trial"));
-        assert!(report.marks.contains_key("key_in_two_slots"), "{:?}", report.marks);
+    let mut sum = Sum::default();
+    for seed in 0..60 {
+        let patient = Trial { seed, keys: 6, ops: 300, churn: true, long_ns: 300_000, ..Trial::default() };
+        sum.add(&tree(&Config::tiny().with_entries(8), &patient));
     }
+    sum.assert_ran(&[("key_in_two_slots", 1)]);
 }
 
 /// Found by this harness: an operation that found itself fenced in the middle of a merge kept its turn in the local queue, and
