@@ -1,10 +1,10 @@
 //! The harness is tested with mistakes that published codes have made: each must be caught, shrinks to something small that
 //! still fails, and the same trial without the mistake is clean.
 
+use farwood_fabric::ServerId;
 use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::transport::sim::{Fault, FaultPlan, Sabotage, Sim, SimConfig};
-use farwood_fabric::{ServerId, SessionOptions};
 use farwood_index::engine::sherman::{Config, Sherman, Switches};
 use farwood_index::engine::sphinx::{self, Sphinx};
 use farwood_index::{Engine, IndexError, OrderedIndex, Pool};
