@@ -106,7 +106,7 @@ impl Arguments {
         };
         let sabotage =
             Sabotage { reconnect_without_fence: is(Mistake::ReconnectWithoutFence), ..Sabotage::default() };
-        let settings = Settings { sabotage };
+        let settings = Settings { sabotage, ..Settings::default() };
         match self.subject {
             SubjectName::Cells => trial::run(&Cells { keys: trial.keys, bugs }, trial, settings),
             SubjectName::Records => trial::run(&Records { keys: trial.keys, bugs }, trial, settings),

@@ -7,8 +7,17 @@ use farwood_fabric::control::MAIN_BASE;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::server::StartError;
 
-/// How a memory server is set up. All but `any_pool`, `lease_ns`, `cores`, `queue` and `max_long` is the *shape* of its memory:
-/// a restart on the same memory must say the same.
+/// Mistakes of the coordinator. They test the tests.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Mistakes {
+    /// A session may adopt another whose adopter is not fenced.
+    pub adopters_not_chained: bool,
+    /// Flushes do not wait until somebody has cleaned up after a fenced session.
+    pub flush_before_adoption: bool,
+}
+
+/// How a memory server is set up. All but `any_pool`, `lease_ns`, `cores`, `queue`, `max_long` and `mistakes` is the *shape* of its
+/// memory: a restart on the same memory must say the same.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServerConfig {
     /// The pool it belongs to.
@@ -40,6 +49,8 @@ pub struct ServerConfig {
     pub queue: usize,
     /// How many long procedures run at a time, beside the short ones.
     pub max_long: usize,
+    /// Mistakes, for tests of the tests.
+    pub mistakes: Mistakes,
 }
 
 /// More than this a packed address cannot reach.
@@ -68,6 +79,7 @@ impl ServerConfig {
             cores: 1,
             queue: 64,
             max_long: 1,
+            mistakes: Mistakes::default(),
         }
     }
 

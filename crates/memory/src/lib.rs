@@ -53,6 +53,6 @@ mod server;
 mod sessions;
 pub mod testing;
 
-pub use config::ServerConfig;
+pub use config::{Mistakes, ServerConfig};
 pub use embedded::embedded;
 pub use server::MemoryServer;

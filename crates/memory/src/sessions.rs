@@ -42,7 +42,7 @@
 //! Invariants: a state is committed by the first word of its entry; a slot's term only grows; whoever leaves `Active`
 //! or `Fencing` gives up its adoptions in the stores before, so an adopter is always a session that may still act.
 
-use crate::config::ServerConfig;
+use crate::config::{Mistakes, ServerConfig};
 use crate::epochs::Progress;
 use crate::layout::{self, Layout, session_entry, superblock};
 use farwood_fabric::addr::SessionId;
@@ -130,6 +130,7 @@ pub(crate) struct Listed {
 pub(crate) struct SessionTable {
     layout: Layout,
     coordinator: bool,
+    mistakes: Mistakes,
     lease_ns: Nanos,
     slots: Vec<Slot>,
     next_slot: u16,
@@ -148,6 +149,7 @@ impl SessionTable {
         let mut table = Self {
             layout,
             coordinator: config.is_coordinator(),
+            mistakes: config.mistakes,
             lease_ns: config.lease_ns,
             slots: Vec::with_capacity(usize::from(config.max_sessions)),
             next_slot: u16::try_from(next_slot).unwrap_or(0) % config.max_sessions,
@@ -450,7 +452,7 @@ impl SessionTable {
         match state {
             State::Free => Err(ControlError::NoSuchSession { session: victim }),
             State::Active | State::Fencing => Err(ControlError::NotFenced { session: victim }),
-            State::Adopting { by: other } if other != by => {
+            State::Adopting { by: other } if other != by && !self.mistakes.adopters_not_chained => {
                 Err(ControlError::BeingAdopted { session: victim, by: other })
             }
             State::Adopting { .. } => Ok(term),
@@ -472,7 +474,7 @@ impl SessionTable {
         let slot = self.current(victim, term)?;
         match self.slots[usize::from(slot)].state {
             State::Active | State::Fencing => Err(ControlError::NotFenced { session: victim }),
-            State::Adopting { by: other } if other != by => {
+            State::Adopting { by: other } if other != by && !self.mistakes.adopters_not_chained => {
                 Err(ControlError::BeingAdopted { session: victim, by: other })
             }
             State::Free if self.coordinator => Err(ControlError::NoSuchSession { session: victim }),

@@ -222,6 +222,8 @@ impl std::error::Error for Failure {}
 pub struct Settings {
     /// Mistakes of the transport.
     pub sabotage: Sabotage,
+    /// Mistakes of the coordinator.
+    pub coordinator: farwood_memory::Mistakes,
 }
 
 /// Runs a trial of `engine`.
@@ -234,7 +236,8 @@ pub fn run<E: Engine>(engine: &E, trial: &Trial, settings: Settings) -> Result<R
     config.sabotage = settings.sabotage;
     config.max_events =
         200_000 + u64::from(trial.sessions) * u64::from(trial.tasks) * u64::from(trial.ops) * 3_000;
-    let sim = Sim::new(config, trial.faults.clone(), memory_servers(trial)?).map_err(Failure::Start)?;
+    let sim =
+        Sim::new(config, trial.faults.clone(), memory_servers(trial, settings)?).map_err(Failure::Start)?;
     let log = Rc::new(RefCell::new(Log::default()));
     let main = drive(sim.clone(), engine.clone(), trial.clone(), Rc::clone(&log));
     let ended = sim.run(main).map_err(Failure::Stuck)?;
@@ -287,7 +290,7 @@ fn max_sessions(trial: &Trial) -> u16 {
     u16::try_from(trial.sessions * (MAX_LIVES + trial.leaves + 1) + others + 1).unwrap_or(u16::MAX)
 }
 
-fn memory_servers(trial: &Trial) -> Result<Vec<Arc<dyn ServerLogic>>, Failure> {
+fn memory_servers(trial: &Trial, settings: Settings) -> Result<Vec<Arc<dyn ServerLogic>>, Failure> {
     // Keys of 4 KiB need larger chunks.
     let (chunk_bytes, chunks) = if trial.spelling == Spelling::Huge { (32 << 10, 1024) } else { (4096, 256) };
     let chunks = trial.chunks.map_or(chunks, u32::from);
@@ -299,6 +302,7 @@ fn memory_servers(trial: &Trial) -> Result<Vec<Arc<dyn ServerLogic>>, Failure> {
             lock_bytes: 4096,
             max_sessions: max_sessions(trial),
             lease_ns: LEASE_NS,
+            mistakes: settings.coordinator,
             ..ServerConfig::tiny(ServerId::new(n), trial.servers, chunks)
         };
         let server = MemoryServer::new(config, ProcedureSet::default()).map_err(Failure::Start)?;

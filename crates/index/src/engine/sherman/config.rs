@@ -132,6 +132,8 @@ pub struct Sabotage {
     pub drop_without_clearing: bool,
     /// The intent of a merge names one of its three locks.
     pub one_lock_named: bool,
+    /// The intent of an update is not ended before the lock is handed on.
+    pub intent_not_ended: bool,
     /// A node that a dead session left torn is not mended.
     pub skip_repair: bool,
     /// No mistake: nodes that become free are zeroed, so that whoever still reads them is found out.

@@ -265,7 +265,9 @@ impl Tree {
         all.push(Write { addr: slot.addr(), bytes: redo.encode(slot.addr()).into() });
         all.extend(writes);
         // The lock may be handed on, and then its word stays what it is.
-        all.push(Write { addr: slot.end_addr(), bytes: SmallVec::from_slice(&[0; 8]) });
+        if !self.shared.config.sabotage.intent_not_ended {
+            all.push(Write { addr: slot.end_addr(), bytes: SmallVec::from_slice(&[0; 8]) });
+        }
         let behind = Behind { slot: Some(slot), retire: None };
         self.shared.locks.finish_with(op, held, &all, behind).await?;
         Ok(true)

@@ -1,5 +1,7 @@
 //! The harness is tested with mistakes that published codes have made: each must be caught, shrinks to something small that
-//! still fails, and the same trial without the mistake is clean.
+//! still fails, and the same trial without the mistake is clean. `recovery` has those of recovery.
+
+mod recovery;
 
 use farwood_fabric::ServerId;
 use farwood_fabric::procedure::ProcedureSet;
@@ -45,7 +47,7 @@ fn crowded(seed: u64) -> Trial {
 }
 
 fn cells(trial: &Trial, bugs: Bugs, sabotage: Sabotage) -> Result<(), Failure> {
-    let settings = Settings { sabotage };
+    let settings = Settings { sabotage, ..Settings::default() };
     run(&Cells { keys: trial.keys, bugs }, trial, settings).map(drop)
 }
 
@@ -125,7 +127,7 @@ fn an_intent_that_does_not_name_its_lock() {
 }
 
 fn tree(trial: &Trial, config: Config, sabotage: Sabotage) -> Result<(), Failure> {
-    run(&Sherman::new(config), trial, Settings { sabotage }).map(drop)
+    run(&Sherman::new(config), trial, Settings { sabotage, ..Settings::default() }).map(drop)
 }
 
 /// A mistake of a tree in these worlds is caught.
@@ -292,7 +294,7 @@ fn a_cancelled_future_that_keeps_its_lock() {
 }
 
 fn radix(trial: &Trial, config: sphinx::Config, sabotage: Sabotage) -> Result<(), Failure> {
-    run(&Sphinx::new(config), trial, Settings { sabotage }).map(drop)
+    run(&Sphinx::new(config), trial, Settings { sabotage, ..Settings::default() }).map(drop)
 }
 
 /// A mistake of a radix tree in these worlds is caught.
