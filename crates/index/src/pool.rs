@@ -24,7 +24,7 @@ use crate::shared::opening::{Opening, Openings};
 use farwood_fabric::clock::{MILLISECOND, Nanos};
 use farwood_fabric::control::{ControlError, IndexId, IndexInfo, IndexState, Reply, Request};
 use farwood_fabric::{
-    CallError, Cluster, Endpoint, FabricError, Op, ServerId, Session, SessionId, SessionOptions,
+    CallError, Cluster, Endpoint, Executor, FabricError, Op, ServerId, Session, SessionId, SessionOptions,
 };
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,6 +37,9 @@ const FIRST_WAIT_NS: u64 = 100_000;
 const LONGEST_WAIT_NS: u64 = 20_000_000;
 /// How often a session that leaves looks whether its operations have ended; the waits between are as above.
 const MAX_LEAVING_WAITS: u32 = 120;
+/// How often somebody who finds all sessions taken waits for others to make room, and how long each time.
+const MAX_JOIN_WAITS: u32 = 100;
+const JOIN_WAIT_NS: Nanos = 20 * MILLISECOND;
 /// How long a lock is waited for before its owner is looked at, and the part of a lease that this is at most.
 const SUSPICION_NS: Nanos = MILLISECOND;
 const SUSPICIONS_PER_LEASE: Nanos = 8;
@@ -92,13 +95,23 @@ impl Pool {
 
     /// The same, with all that can be chosen. If all sessions are taken but some of them are dead, those are recovered first.
     pub async fn join_with(cluster: &Cluster, options: JoinOptions) -> Result<Self, FabricError> {
-        match Self::join_once(cluster, options.clone()).await {
-            Err(error) if matches!(error.control(), Some(ControlError::SessionsFull { .. })) => {
-                janitor::make_room(cluster, &options).await?;
-                Self::join_once(cluster, options).await
+        for _ in 0..MAX_JOIN_WAITS {
+            match Self::join_once(cluster, options.clone()).await {
+                Err(error) if is_full(&error) => {}
+                joined => return joined,
             }
-            joined => joined,
+            // Others may be at it, and have the numbers that are kept back for that: then we wait for them.
+            match janitor::make_room(cluster, &options).await {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) if is_full(&error) => {
+                    let executor = Executor::current().ok_or(FabricError::NoExecutor)?;
+                    executor.sleep_until(executor.now().saturating_add(JOIN_WAIT_NS)).await;
+                }
+                Err(error) => return Err(error),
+            }
         }
+        Self::join_once(cluster, options).await
     }
 
     async fn join_once(cluster: &Cluster, options: JoinOptions) -> Result<Self, FabricError> {
@@ -289,6 +302,11 @@ impl Pool {
 /// same lock words, so each term begins elsewhere.
 fn first_acquisition(term: u64) -> u32 {
     u32::try_from(term.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).unwrap_or(0)
+}
+
+/// Whether all numbers of sessions are taken.
+fn is_full(error: &FabricError) -> bool {
+    matches!(error.control(), Some(ControlError::SessionsFull { .. }))
 }
 
 fn index_of(reply: Reply) -> Result<IndexInfo, FabricError> {

@@ -7,13 +7,15 @@
 use super::{JoinOptions, Pool};
 use crate::api::IndexError;
 use farwood_fabric::clock::{MILLISECOND, Nanos};
-use farwood_fabric::control::{Chore, SessionState};
+use farwood_fabric::control::{Chore, SessionInfo, SessionState};
 use farwood_fabric::{Cluster, Endpoint, FabricError, SessionOptions, marks};
 use std::cell::Cell;
 use std::rc::Rc;
 
 /// How many chores a session does at a time.
 const MAX_CHORES: u32 = 4;
+/// So much sooner comes the next heartbeat after one that brought a chore.
+const BEATS_WITH_CHORES: Nanos = 16;
 /// How often a reaper looks whether it has made room, and how long it waits in between.
 const MAX_ROOM_WAITS: u32 = 2_000;
 const ROOM_WAIT_NS: Nanos = 5 * MILLISECOND;
@@ -33,22 +35,23 @@ impl Pool {
                     return;
                 }
                 // Errors show in what the session says of itself.
-                let _ = pool.beat(&endpoint, &janitor, &chores).await;
+                let has_more = pool.beat(&endpoint, &janitor, &chores).await.unwrap_or(false);
                 if pool.session.is_lost() && !pool.session.is_condemned() {
                     return;
                 }
-                endpoint.sleep(every).await;
+                // Where one has died others may have: a machine that fails takes all its clients with it.
+                endpoint.sleep(if has_more { every / BEATS_WITH_CHORES } else { every }).await;
             }
         });
     }
 
-    /// One heartbeat, and what it brings.
+    /// One heartbeat, and what it brings; whether that was a chore.
     async fn beat(
         &self,
         endpoint: &Endpoint,
         janitor: &Endpoint,
         chores: &Rc<Cell<u32>>,
-    ) -> Result<(), FabricError> {
+    ) -> Result<bool, FabricError> {
         let session = &self.session;
         let chore = if chores.get() < MAX_CHORES {
             session.heartbeat_and_chore(endpoint).await?.1
@@ -56,21 +59,20 @@ impl Pool {
             session.heartbeat(endpoint).await?;
             None
         };
-        let clears = session.to_clear().is_some() && chores.get() < MAX_CHORES;
-        if chore.is_none() && !clears {
-            return Ok(());
+        if session.to_clear().is_some() {
+            let (heap, endpoint) = (self.heap.clone(), janitor.clone());
+            // One at a time, and again with the next heartbeat if it fails.
+            janitor.spawn(async move { drop(heap.clear_dropped(&endpoint).await) });
         }
+        let Some(chore) = chore else { return Ok(false) };
         chores.set(chores.get() + 1);
         let (pool, endpoint, chores) = (self.clone(), janitor.clone(), Rc::clone(chores));
         janitor.spawn(async move {
             // What fails is asked for again.
-            if let Some(chore) = chore {
-                let _ = pool.do_chore(&endpoint, chore).await;
-            }
-            let _ = pool.heap.clear_dropped(&endpoint).await;
+            let _ = pool.do_chore(&endpoint, chore).await;
             chores.set(chores.get() - 1);
         });
-        Ok(())
+        Ok(true)
     }
 
     /// Does what the coordinator asked for.
@@ -89,32 +91,35 @@ impl Pool {
     }
 }
 
-/// Recovers dead sessions of a pool in which all numbers are taken, until one is free. A reaper has a number that is kept back for this.
-pub(super) async fn make_room(cluster: &Cluster, options: &JoinOptions) -> Result<(), FabricError> {
-    let session = SessionOptions { reaper: true, ..SessionOptions::default() };
+/// Recovers dead sessions of a pool in which all numbers are taken, until one is free; false if none of them is dead. A reaper has a
+/// number that is kept back for this.
+pub(super) async fn make_room(cluster: &Cluster, options: &JoinOptions) -> Result<bool, FabricError> {
+    let session = SessionOptions { reaper: true, read_only: false, ..options.session };
     let pool = Pool::join_once(cluster, JoinOptions { session, ..options.clone() }).await?;
     let endpoint = pool.session.endpoint()?;
     marks::hit("reaper");
     let made = reap(&pool, &endpoint).await;
     let left = pool.leave(&endpoint).await;
-    made.and(left.map(drop))
+    left.and(made)
 }
 
-async fn reap(pool: &Pool, endpoint: &Endpoint) -> Result<(), FabricError> {
+async fn reap(pool: &Pool, endpoint: &Endpoint) -> Result<bool, FabricError> {
     let before = pool.session.list(&endpoint.op()).await?.len();
     for _ in 0..MAX_ROOM_WAITS {
         if let Some(chore) = pool.session.heartbeat_and_chore(endpoint).await?.1 {
             // What fails is offered again; what cannot be recovered here leaves the pool as full as it is.
             let _ = pool.do_chore(endpoint, chore).await;
+            continue;
         }
         let sessions = pool.session.list(&endpoint.op()).await?;
-        let is_dead = |info: &&farwood_fabric::control::SessionInfo| {
-            info.state != SessionState::Active || info.lease_left_ns == 0
-        };
-        if sessions.len() < before || sessions.iter().filter(is_dead).count() == 0 {
-            return Ok(());
+        let is_dead = |info: &SessionInfo| info.state != SessionState::Active || info.lease_left_ns == 0;
+        if sessions.len() < before {
+            return Ok(true);
+        }
+        if !sessions.iter().any(is_dead) {
+            return Ok(false);
         }
         endpoint.sleep(ROOM_WAIT_NS).await;
     }
-    Ok(())
+    Ok(false)
 }

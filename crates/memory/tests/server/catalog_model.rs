@@ -203,6 +203,18 @@ impl Model {
                 self.world.bury(self.me, before, false);
                 // The new session has no hints, and the old one is gone.
                 self.flushed = self.flush;
+                // With it go the indexes that it was making.
+                let mut orphans: Vec<_> = self
+                    .indexes
+                    .values_mut()
+                    .filter(|(info, _)| info.state == IndexState::Creating)
+                    .collect();
+                orphans.sort_by_key(|(info, _)| info.anchor);
+                for (info, generation) in orphans {
+                    self.flush += 1;
+                    *generation = self.flush;
+                    info.state = IndexState::Dropping;
+                }
             }
         }
         let mut infos: Vec<_> = self.indexes.values().map(|(info, _)| info.clone()).collect();

@@ -50,7 +50,16 @@ fn an_intent_of_a_merge_that_names_one_lock_and_is_not_ended() {
         s.one_lock_named = true;
         s.recovery.leave_intents_open = true;
     };
-    let dying = |seed| Trial { sessions: 6, ..bushy(seed) }.with_dying_adopters(4);
+    // Somebody dies when its merge is done but not ended, and whoever adopts it when one lock is free.
+    let dying = |seed: u64| {
+        let mut trial = Trial { sessions: 6, churn: true, ..bushy(seed) };
+        for fault in
+            [format!("kill-at:merge#{}", seed % 8 + 1), "kill-at:lock_of_the_dead_released#1".to_owned()]
+        {
+            trial.faults.faults.push(fault.parse().expect("a fault"));
+        }
+        trial
+    };
     mistake_is_caught("one_lock_named", &Config::tiny(), spoil, dying);
 }
 
@@ -72,8 +81,15 @@ fn an_adopter_that_begins_while_another_is_at_it() {
 #[test]
 fn a_flush_that_does_not_wait_for_the_adoption() {
     let mistakes = Mistakes { flush_before_adoption: true, ..Mistakes::default() };
-    let kills =
-        |seed| Trial { others: true, chunks: Some(24), ..bushy(seed) }.with_faults(FaultKind::Kill, 4);
+    // Whoever uses those indexes dies with retired objects of one, and its adopter too, which leaves time for a drop.
+    let kills = |seed: u64| {
+        let mut trial = Trial { others: true, ..bushy(seed) };
+        let guest = trial.sessions + 1;
+        for fault in [format!("kill:c{guest}@v{}", 20 + seed % 300), "kill-at:adopt_unlocked#1".to_owned()] {
+            trial.faults.faults.push(fault.parse().expect("a fault"));
+        }
+        trial
+    };
     coordinators_mistake_is_caught("flush_before_adoption", &Config::tiny(), mistakes, kills);
 }
 
