@@ -88,11 +88,12 @@ impl Endpoint {
         if let Some(session) = self.inner.owner.as_ref().filter(|session| session.is_condemned()) {
             return Err(FabricError::Fenced { session: session.id() });
         }
-        let reconnected = self.inner.link.reconnect(server).await;
+        // Not when this goes on: others may have posted on the new connection by then, and what they do not know is not settled.
+        let endpoint = self.clone();
+        let settled = move || endpoint.inner.pins.clear_unknown(server);
+        let reconnected = self.inner.link.reconnect(server, settled).await;
         match &reconnected {
-            // Where the memory is gone nothing can land.
-            Ok(()) | Err(FabricError::ServerLost { .. }) => self.inner.pins.clear_unknown(server),
-            Err(FabricError::Fenced { .. }) => {}
+            Ok(()) | Err(FabricError::ServerLost { .. } | FabricError::Fenced { .. }) => {}
             Err(_) => {
                 marks::hit("reconnect_failed");
                 self.settle_later(server);

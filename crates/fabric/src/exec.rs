@@ -65,8 +65,9 @@ pub trait Source {
     fn expire(&self, now: Nanos) -> bool;
     /// Whether something is under way, so that spinning may pay.
     fn is_expecting(&self) -> bool;
-    /// What to wait for when spinning does not.
-    fn interest(&self) -> PollFd<'_>;
+    /// What to wait for when spinning does not. `None`: nothing comes any more. A socket that was hung up must not be waited for, since
+    /// the system would say at once, every time, that it was.
+    fn interest(&self) -> Option<PollFd<'_>>;
     /// When to look again though nothing has come.
     fn deadline(&self) -> Option<Nanos>;
     /// How long spinning may pay.
@@ -503,7 +504,7 @@ impl Executor {
         }
         let sources: Vec<_> = self.inner.sources.borrow().iter().filter_map(Weak::upgrade).collect();
         let mut ends = vec![PollFd::new(wake, rustix::event::PollFlags::IN)];
-        ends.extend(sources.iter().map(|source| source.interest()));
+        ends.extend(sources.iter().filter_map(|source| source.interest()));
         let deadline = sources.iter().filter_map(|source| source.deadline()).chain(self.next_timer()).min();
         let patience = deadline.map(|at| {
             let span = at.saturating_sub(self.now());

@@ -275,13 +275,22 @@ impl Link {
         }
     }
 
-    /// Fences the connection to `server` and opens a new one.
-    pub(crate) async fn reconnect(&self, server: ServerId) -> Result<(), FabricError> {
-        match self {
+    /// Fences the connection to `server` and opens a new one. Does `settled` when nothing that was in flight before can land any more,
+    /// because of that or because the memory is gone, and before anything is posted anew.
+    pub(crate) async fn reconnect(
+        &self,
+        server: ServerId,
+        settled: impl FnOnce() + 'static,
+    ) -> Result<(), FabricError> {
+        let reconnected = match self {
             Self::Direct(link) => link.reconnect(server),
-            Self::Far(link) => link.reconnect(server).await,
+            Self::Far(link) => return link.reconnect(server, settled).await,
             Self::Sim(link) => link.reconnect(server).await,
+        };
+        if matches!(reconnected, Ok(()) | Err(FabricError::ServerLost { .. })) {
+            settled();
         }
+        reconnected
     }
 
     /// Where calls to this endpoint's session arrive from now on.

@@ -9,7 +9,7 @@ pub(crate) const CONNECTIONS: usize = 64;
 const SPAN: Duration = Duration::from_secs(6);
 
 /// The time that all threads of a process spent on processors.
-fn cpu_ns(process: &Process) -> u64 {
+pub(crate) fn cpu_ns(process: &Process) -> u64 {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", process.0.id())).expect("it runs");
     let spent = tasks.flatten().filter_map(|task| {
         let text = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
@@ -34,4 +34,18 @@ fn idle_connections_cost_next_to_nothing() {
         println!("{}: {spent} ns in {SPAN:?}", if n < 2 { "a server" } else { "the client" });
         assert!(permille < 10, "process {n} spent {spent} ns in {SPAN:?}");
     }
+}
+
+/// Connections that broke while nobody used them are not waited for: a socket that was hung up says so at once, every time.
+#[test]
+fn broken_connections_cost_next_to_nothing() {
+    let mut servers = Servers::start(&[]);
+    let client = client("idle", &servers.place(Over::Tcp));
+    servers.processes[1].kill();
+    nap(Duration::from_secs(1));
+    let before = cpu_ns(&client);
+    nap(SPAN);
+    let spent = cpu_ns(&client) - before;
+    let permille = spent * 1000 / u64::try_from(SPAN.as_nanos()).expect("seconds");
+    assert!(permille < 10, "the client spent {spent} ns in {SPAN:?}");
 }

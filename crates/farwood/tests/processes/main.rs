@@ -3,6 +3,7 @@
 //! Servers are the binary itself. Clients that have to die are this test binary once more, with a part to play in its
 //! environment (see `parts`).
 
+mod crowd;
 mod evict;
 mod frames;
 mod hosts;

@@ -31,6 +31,9 @@ pub(crate) fn play(part: &str) {
     if part == "cut-off" {
         return super::hosts::cut_off(place);
     }
+    if part == "crowd" {
+        return super::crowd::play(place);
+    }
     if let Some(crew) = part.strip_prefix("mixed/") {
         return super::mixed::play(crew, place);
     }
@@ -51,7 +54,7 @@ pub(crate) fn play(part: &str) {
     }
 }
 
-fn say_at_work() {
+pub(crate) fn say_at_work() {
     println!("\n{AT_WORK}");
 }
 

@@ -135,8 +135,8 @@ impl Source for Sockets {
         false
     }
 
-    fn interest(&self) -> PollFd<'_> {
-        PollFd::new(&self.epoll, PollFlags::IN)
+    fn interest(&self) -> Option<PollFd<'_>> {
+        Some(PollFd::new(&self.epoll, PollFlags::IN))
     }
 
     fn deadline(&self) -> Option<Nanos> {

@@ -1,6 +1,7 @@
 //! An endpoint's connections, one to each server, and the pool as a client process knows it: by TCP, or by RDMA to servers that
 //! were found over TCP.
 
+use super::attempts::Attempts;
 use super::connection::{Connection, Credit, Ends};
 use super::frames::Admission;
 use super::station::{Station, aside};
@@ -86,7 +87,8 @@ impl FarCluster {
             };
             let table = station.table().restricted_to(permissions);
             let last = Cell::new(way.as_ref().map_or(0, Carrier::id));
-            routes.push(Route { station: Arc::clone(station), table, way: RefCell::new(way), last });
+            let (way, attempts) = (RefCell::new(way), Attempts::new(server));
+            routes.push(Route { station: Arc::clone(station), table, way, last, attempts });
         }
         let (capabilities, routes, device) = (self.capabilities, routes.into(), self.device.clone());
         Ok(FarLink { session, term, verbs, capabilities, device, executor, routes })
@@ -180,6 +182,61 @@ struct Route {
     way: RefCell<Result<Carrier, FabricError>>,
     /// The last connection's number at the server: the next one has to fence it, however often that is tried.
     last: Cell<u64>,
+    /// At replacing the connection.
+    attempts: Arc<Attempts>,
+}
+
+impl Route {
+    /// Breaks the connection off: nothing is posted until it has been replaced.
+    fn take_down(&self) {
+        let server = self.station.id();
+        let before = self.way.replace(Err(FabricError::Disconnected { server }));
+        if let Ok(connection) = before {
+            connection.break_off(server);
+        }
+    }
+}
+
+/// What an endpoint needs to connect again.
+struct Redial {
+    session: SessionId,
+    term: u64,
+    needs_verbs: bool,
+    device: Option<Arc<Domain>>,
+    executor: Executor,
+}
+
+impl Redial {
+    async fn run(&self, route: &Route) -> Result<(), FabricError> {
+        match self.open(route).await {
+            Ok(Some(connection)) => {
+                route.last.set(connection.id());
+                *route.way.borrow_mut() = Ok(connection);
+                Ok(())
+            }
+            Ok(None) => Ok(()),
+            Err(error) => {
+                // After any other failure it can be tried again, so posts go on to say `Disconnected`.
+                if matches!(error, FabricError::Fenced { .. } | FabricError::ServerLost { .. }) {
+                    *route.way.borrow_mut() = Err(error.clone());
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn open(&self, route: &Route) -> Result<Option<Carrier>, FabricError> {
+        route.station.restore_line().await?;
+        if !self.needs_verbs {
+            return Ok(None);
+        }
+        let dial = Dial::new(route.station.id(), self.device.as_ref(), &self.executor)?;
+        let (station, address) = (Arc::clone(&route.station), dial.address());
+        let (session, term, replaces) = (self.session, self.term, route.last.get());
+        let connected = aside(move || station.connect(session, term, replaces, address)).await?;
+        let (connection, _) = dial.open(connected, &route.station, session, &self.executor)?;
+        Ok(Some(connection))
+    }
 }
 
 /// An endpoint's connections.
@@ -191,7 +248,7 @@ pub(crate) struct FarLink {
     capabilities: Capabilities,
     device: Option<Arc<Domain>>,
     executor: Executor,
-    routes: Box<[Route]>,
+    routes: Rc<[Route]>,
 }
 
 impl FarLink {
@@ -256,67 +313,46 @@ impl FarLink {
             },
             None => call,
         };
-        if route.station.line().is_lost() {
-            let station = Arc::clone(&route.station);
-            if aside(move || station.reopen_line()).await.is_err() {
-                return Err(CallError::Unknown);
-            }
+        if route.station.line().is_lost() && route.station.restore_line().await.is_err() {
+            return Err(CallError::Unknown);
         }
         let line = route.station.line();
         line.call(target, call).await
     }
 
-    /// Fences the connection to `server` and opens a new one.
-    pub(crate) async fn reconnect(&self, server: ServerId) -> Result<(), FabricError> {
+    /// Fences the connection to `server` and opens a new one. If an attempt is under way, this waits for it: nothing has been posted
+    /// since it began. `settled` is done, once for all who wait, when what was in flight can no longer land and nothing has been
+    /// posted on the new connection.
+    pub(crate) async fn reconnect(
+        &self,
+        server: ServerId,
+        settled: impl FnOnce() + 'static,
+    ) -> Result<(), FabricError> {
         let route = self.route(server)?;
-        let before =
-            std::mem::replace(&mut *route.way.borrow_mut(), Err(FabricError::Disconnected { server }));
-        match &before {
-            Ok(connection) => connection.break_off(server),
-            Err(FabricError::Fenced { session }) => {
-                // It stays so.
-                let session = *session;
-                *route.way.borrow_mut() = before;
-                return Err(FabricError::Fenced { session });
-            }
-            Err(_) => {}
+        if let Err(FabricError::Fenced { session }) = &*route.way.borrow() {
+            // It stays so.
+            return Err(FabricError::Fenced { session: *session });
         }
-        let replaces = route.last.get();
-        let (station, session, term, verbs) =
-            (Arc::clone(&route.station), self.session, self.term, self.verbs);
-        let dial = match Dial::new(server, self.device.as_ref().filter(|_| verbs), &self.executor) {
-            Ok(dial) => dial,
-            Err(error) => {
-                *route.way.borrow_mut() = Err(FabricError::Disconnected { server });
-                return Err(error);
-            }
-        };
-        let address = dial.address();
-        let connected = aside(move || {
-            station.reopen_line()?;
-            if session.is_none() || !verbs {
-                Ok(None)
-            } else {
-                station.connect(session, term, replaces, address).map(Some)
-            }
-        })
-        .await;
-        let opened = connected.and_then(|connected| match connected {
-            Some(connected) => {
-                dial.open(connected, &route.station, session, &self.executor).map(|(opened, _)| opened)
-            }
-            None => Err(FabricError::Disconnected { server }),
+        let asked = route.attempts.ask(|attempt| {
+            route.take_down();
+            let (session, term, verbs) = (self.session, self.term, self.verbs);
+            let (device, executor) = (self.device.clone().filter(|_| verbs), self.executor.clone());
+            let needs_verbs = verbs && !session.is_none();
+            let redial = Redial { session, term, needs_verbs, device, executor };
+            let routes = Rc::clone(&self.routes);
+            // A task, so that it goes on for the others if this operation is dropped.
+            self.executor.spawn(async move {
+                let Some(route) = routes.get(server.index()) else { return };
+                let pause = attempt.pause_ns();
+                redial.executor.sleep_until(redial.executor.now().saturating_add(pause)).await;
+                let outcome = redial.run(route).await;
+                if matches!(outcome, Ok(()) | Err(FabricError::ServerLost { .. })) {
+                    settled();
+                }
+                attempt.end(outcome);
+            });
         });
-        let outcome = match &opened {
-            Ok(_) => Ok(()),
-            Err(FabricError::Disconnected { .. }) if session.is_none() || !verbs => Ok(()),
-            Err(error) => Err(error.clone()),
-        };
-        if let Ok(connection) = &opened {
-            route.last.set(connection.id());
-        }
-        *route.way.borrow_mut() = opened;
-        outcome
+        asked.await
     }
 
     pub(crate) fn serve(&self) -> Arc<Inbox> {

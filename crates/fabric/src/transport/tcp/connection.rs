@@ -208,6 +208,7 @@ impl State {
         self.broken = true;
         self.out = Outgoing::default();
         self.awaited.clear();
+        self.waiting_since = None;
         self.unanswered_bytes = 0;
         let unsent: Vec<usize> =
             self.backlog.drain(..).filter(|(_, sending)| !sending.has_begun()).map(|(key, _)| key).collect();
@@ -333,13 +334,14 @@ impl Source for Connection {
         !self.state.borrow().awaited.is_empty()
     }
 
-    fn interest(&self) -> PollFd<'_> {
+    fn interest(&self) -> Option<PollFd<'_>> {
         self.look.set(true);
         let state = self.state.borrow();
+        if state.broken {
+            return None;
+        }
         let output = if state.out.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
-        // A broken one has been heard of.
-        let input = if state.broken { PollFlags::empty() } else { PollFlags::IN };
-        PollFd::new(&self.socket, input | output)
+        Some(PollFd::new(&self.socket, PollFlags::IN | output))
     }
 
     fn deadline(&self) -> Option<Nanos> {

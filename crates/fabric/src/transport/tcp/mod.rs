@@ -12,14 +12,17 @@
 //! | `execute`, `server` | the server's end: one batch, and the thread that carries them out |
 //! | `pieces`, `connection` | the client's end: a batch as frames and back, and one connection |
 //! | `station`, `client` | a server as a process knows it, and an endpoint's connections |
+//! | `attempts` | connecting again: once at a time, for all who wait for it |
 //!
 //! **Fencing.** A connection has a gate in the server, which stands between the socket and the memory: when it is closed,
 //! nothing of the connection lands any more, whatever is still on its way. A session's gates are closed when it is fenced;
 //! a connection's when the one that replaces it introduces itself.
 //!
 //! **A connection that breaks** makes everything in flight on it unknown; until it is replaced (`reconnect`), verbs say
-//! `Disconnected`. A server that comes back with other memory is lost.
+//! `Disconnected`. An endpoint makes at most one attempt at a time to replace its connection to a server, and a process one to open a line
+//! again. Whoever asks meanwhile waits for its outcome. A server that comes back with other memory is lost.
 
+pub(crate) mod attempts;
 pub(crate) mod buffer;
 pub(crate) mod client;
 pub(crate) mod connection;

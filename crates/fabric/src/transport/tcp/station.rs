@@ -4,6 +4,7 @@
 //! answers is not the server that was there, or has lost its memory, the server is lost for good.
 
 use super::TcpOptions;
+use super::attempts::Attempts;
 use super::frames::{
     Admission, FEATURES, GREETING_BYTES, Introduction, MAX_ADMISSION_BYTES, MAX_TOKEN_BYTES, Purpose,
     Stranger, VERSION, check_greeting,
@@ -23,6 +24,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 /// One server.
 #[derive(Debug)]
@@ -33,8 +35,8 @@ pub(crate) struct Station {
     table: RegionTable,
     inboxes: Inboxes,
     line: Mutex<Arc<Line>>,
-    /// Held by whoever opens the line again.
-    reopening: Mutex<()>,
+    /// At opening the line again.
+    reopening: Arc<Attempts>,
     lost: AtomicBool,
 }
 
@@ -47,10 +49,10 @@ impl Station {
             address: address.to_owned(),
             options: options.clone(),
             table: RegionTable::new(&identity.regions),
+            reopening: Attempts::new(identity.server),
             identity,
             inboxes,
             line: Mutex::new(line),
-            reopening: Mutex::default(),
             lost: AtomicBool::new(false),
         }))
     }
@@ -85,16 +87,40 @@ impl Station {
         FabricError::ServerLost { server: self.id() }
     }
 
-    /// Opens the line again if it is broken. Blocks, within the client's patience.
-    pub(crate) fn reopen_line(&self) -> Result<(), FabricError> {
-        let _one_at_a_time = lock(&self.reopening);
-        let server = self.id();
+    /// Opens the line again if it is broken: one thread does for all who call.
+    #[expect(clippy::disallowed_methods, reason = "connecting blocks, and happens once at a time")]
+    pub(crate) async fn restore_line(self: &Arc<Self>) -> Result<(), FabricError> {
+        if let Some(known) = self.line_state() {
+            return known;
+        }
+        let asked = self.reopening.ask(|attempt| {
+            let station = Arc::clone(self);
+            let work = move || {
+                std::thread::sleep(Duration::from_nanos(attempt.pause_ns()));
+                attempt.end(station.reopen_line());
+            };
+            // Without a thread the attempt is dropped, and has failed.
+            if let Err(error) = std::thread::Builder::new().spawn(work) {
+                tracing::error!("cannot start a thread to connect: {error}");
+            }
+        });
+        asked.await
+    }
+
+    /// Whether the line is open, or never will be; `None`: it is broken.
+    fn line_state(&self) -> Option<Result<(), FabricError>> {
         if self.is_lost() {
-            return Err(FabricError::ServerLost { server });
+            return Some(Err(FabricError::ServerLost { server: self.id() }));
         }
-        if !self.line().is_lost() {
-            return Ok(());
+        (!self.line().is_lost()).then_some(Ok(()))
+    }
+
+    /// Blocks, within the client's patience.
+    fn reopen_line(&self) -> Result<(), FabricError> {
+        if let Some(known) = self.line_state() {
+            return known;
         }
+        let server = self.id();
         let opened = open_line(&self.address, &self.options, &self.inboxes);
         let (identity, line) = opened.map_err(|_| FabricError::Disconnected { server })?;
         if identity != self.identity {

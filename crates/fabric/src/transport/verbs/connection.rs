@@ -443,14 +443,16 @@ impl Source for Connection {
         self.state.borrow().is_expecting()
     }
 
-    fn interest(&self) -> PollFd<'_> {
-        let is_open = self.state.borrow().ended.is_none();
-        if is_open && !self.is_armed.replace(true) {
+    fn interest(&self) -> Option<PollFd<'_>> {
+        if self.state.borrow().ended.is_some() {
+            return None;
+        }
+        if !self.is_armed.replace(true) {
             // What completes from here on is told; what did before has to be looked for once more.
             let armed = self.completions.arm();
             self.has_news.set(self.take_in() || armed.is_err());
         }
-        PollFd::new(&self.bell, if is_open { PollFlags::IN } else { PollFlags::empty() })
+        Some(PollFd::new(&self.bell, PollFlags::IN))
     }
 
     fn deadline(&self) -> Option<Nanos> {
