@@ -146,6 +146,7 @@ impl Endpoint {
     }
 
     /// A batch in flight that nobody waits for any more.
+    #[cold]
     pub(crate) fn give_up(&self, posted: Posted, server: ServerId, epoch: u64) {
         self.inner.pins.pin(epoch);
         let number = self.inner.doubts.next_number();
@@ -154,10 +155,15 @@ impl Endpoint {
     }
 
     /// Unpins the epochs of dropped tickets whose batches have completed.
+    #[inline]
     pub(crate) fn reap_orphans(&self) {
-        if !self.inner.doubts.are_flying() {
-            return;
+        if self.inner.doubts.are_flying() {
+            self.reap();
         }
+    }
+
+    #[cold]
+    fn reap(&self) {
         let mut orphans = self.inner.doubts.orphans.take();
         orphans.retain_mut(|orphan| {
             match Pin::new(&mut orphan.posted).poll(&mut Context::from_waker(Waker::noop())) {

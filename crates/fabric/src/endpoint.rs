@@ -501,14 +501,40 @@ impl Op {
             Link::Far(_) => return None,
         };
         if seen.is_ok() {
-            self.count_one(|stats| {
-                stats.reads += 1;
-                stats.bytes_read += len as u64;
-            });
-            let turn = &self.endpoint.inner.turn;
-            turn.set(turn.get().saturating_sub(1));
+            self.count_look(len);
         }
         Some(seen)
+    }
+
+    /// The same, but `None` in the simulator: for those who look often, and are compiled for this alone.
+    #[inline]
+    pub fn look_here<T>(
+        &self,
+        addr: GlobalAddr,
+        len: usize,
+        with: impl FnOnce(Words<'_>) -> T,
+    ) -> Option<Result<T, FabricError>> {
+        let Link::Direct(link) = &self.endpoint.inner.link else { return None };
+        let seen = link.look(addr, len, with)?;
+        if seen.is_ok() {
+            self.count_look(len);
+        }
+        Some(seen)
+    }
+
+    /// Whether memory is the simulator's.
+    pub fn is_simulated(&self) -> bool {
+        matches!(self.endpoint.inner.link, Link::Sim(_))
+    }
+
+    #[inline]
+    fn count_look(&self, len: usize) {
+        self.count_one(|stats| {
+            stats.reads += 1;
+            stats.bytes_read += len as u64;
+        });
+        let turn = &self.endpoint.inner.turn;
+        turn.set(turn.get().saturating_sub(1));
     }
 
     /// Says that these bytes will be read soon. A hint, which costs nothing where it is of no use.

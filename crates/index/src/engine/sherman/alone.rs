@@ -96,7 +96,8 @@ impl OrderedIndex for LockTaker {
         let Some(number) = key.first_chunk::<8>().map(|bytes| u64::from_be_bytes(*bytes)) else {
             return Err(IndexError::BadKey { why: "a lock's number has 8 bytes".to_owned() });
         };
-        let op = self.tree.begin()?;
+        let op = self.tree.endpoint.op();
+        self.tree.admit(&op)?;
         let shared = &self.tree.shared;
         let at = shared.locks.table().nth(ServerId::COORDINATOR, number);
         let recover = async |op: &Op, owner| shared.pool.suspect(op, owner).await.map(drop);

@@ -23,13 +23,18 @@ impl Tree {
     }
 
     /// Gives a lock back.
-    pub(super) async fn unlock(&self, op: &Op, held: Held) -> Result<(), IndexError> {
-        self.shared.locks.unlock(op, held).await
+    pub(super) fn unlock(&self, op: &Op, held: Held) -> impl Future<Output = Result<(), IndexError>> {
+        self.shared.locks.unlock(op, held)
     }
 
     /// Writes back what the lock protects, on its server, and gives the lock back, or on.
-    pub(super) async fn finish(&self, op: &Op, held: Held, writes: &[Write]) -> Result<(), IndexError> {
-        self.shared.locks.finish(op, held, writes).await
+    pub(super) fn finish(
+        &self,
+        op: &Op,
+        held: Held,
+        writes: &[Write],
+    ) -> impl Future<Output = Result<(), IndexError>> {
+        self.shared.locks.finish(op, held, writes)
     }
 
     /// Carries out WRITEs under a lock that stays held; they can be repeated.

@@ -92,7 +92,8 @@ impl Tree {
         limit: usize,
         reverse: bool,
     ) -> Result<Vec<KeyValue>, IndexError> {
-        let op = self.begin()?;
+        let op = self.endpoint.op();
+        self.admit(&op)?;
         let key_bytes = self.shared.config.key_bytes;
         let (from, fill) = if reverse { (end, u8::MAX) } else { (start, 0) };
         // A little too wide rather than too narrow: what is outside is left out when leaves are taken.

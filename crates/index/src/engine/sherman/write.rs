@@ -128,7 +128,8 @@ impl Tree {
 
     /// Changes a key as `decide` says; whether it did.
     pub(super) async fn modify(&self, key: &[u8], decide: Decide<'_>) -> Result<bool, IndexError> {
-        let op = self.begin()?;
+        let op = self.endpoint.op();
+        self.admit(&op)?;
         // What an earlier operation noted may be gone by now.
         self.lost.replace(None);
         let changed = self.change(&op, key, decide).await;
@@ -200,14 +201,15 @@ impl Tree {
     }
 
     /// Writes a change of one entry and gives the lock back.
-    pub(super) async fn write_back(
+    pub(super) fn write_back(
         &self,
         op: &Op,
         locked: Locked,
         patches: Patches,
-    ) -> Result<(), IndexError> {
-        let writes = self.writes_of(locked.addr, locked.node, patches);
-        self.finish(op, locked.held, &writes).await
+    ) -> impl Future<Output = Result<(), IndexError>> {
+        let Locked { held, addr, node } = locked;
+        let writes = self.writes_of(addr, node, patches);
+        async move { self.finish(op, held, &writes).await }
     }
 
     /// The WRITEs of a change. Without two-level versions the last of them takes the whole node along.

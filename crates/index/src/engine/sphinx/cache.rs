@@ -347,7 +347,8 @@ impl Tree {
     pub(super) async fn fill_filter(&self) -> Result<(), IndexError> {
         let Some(Finder { tables, filter: Some(filter), .. }) = self.finder() else { return Ok(()) };
         for table in tables {
-            let op = self.begin()?;
+            let op = self.endpoint.op();
+            self.admit(&op)?;
             for (hash, _) in table.check(&op, self).await?.entries {
                 filter.insert(hash);
             }

@@ -326,12 +326,11 @@ impl Tree {
         Self { shared: Arc::clone(shared), endpoint: endpoint.clone(), number, room: RefCell::default() }
     }
 
-    /// Begins an operation, unless the index is dropped or the session leaves.
-    fn begin(&self) -> Result<Op, IndexError> {
-        // The pin first: whoever drops the index waits for it.
-        let op = self.endpoint.op();
-        self.shared.opening.check()?;
-        Ok(op)
+    /// Whether an operation may go on that has pinned its epoch: not if the index is dropped or the session leaves. The pin comes first:
+    /// whoever drops the index waits for it.
+    #[inline]
+    fn admit(&self, _pinned: &Op) -> Result<(), IndexError> {
+        self.shared.opening.check()
     }
 
     fn check_key(key: &[u8]) -> Result<(), IndexError> {
@@ -364,7 +363,9 @@ impl Tree {
 impl OrderedIndex for Tree {
     async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
         Self::check_key(key)?;
-        self.look_up(&self.begin()?, key).await
+        let op = self.endpoint.op();
+        self.admit(&op)?;
+        self.look_up(&op, key).await
     }
 
     async fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {

@@ -13,6 +13,7 @@ use super::node::{Image, InPlace, Node, direct_slot_at};
 use super::{Tree, corrupt};
 use crate::api::IndexError;
 use crate::shared::surely;
+use farwood_fabric::mem::Words;
 use farwood_fabric::{Buf, Op, marks};
 use smallvec::SmallVec;
 use std::ops::Deref;
@@ -76,8 +77,14 @@ impl Tree {
         below: usize,
     ) -> Result<Way, IndexError> {
         let mut stops = SmallVec::new();
-        if let Some(leaf) = self.descend(op, key, Purpose::Change, |stop| stops.push(stop)).await {
+        if let Some(leaf) = self.descend::<true>(op, key, Purpose::Change, |stop| stops.push(stop)).await {
             return Ok(Way { stops, leaf: leaf? });
+        }
+        if op.is_simulated() {
+            if let Some(leaf) = self.descend::<false>(op, key, Purpose::Change, |stop| stops.push(stop)).await
+            {
+                return Ok(Way { stops, leaf: leaf? });
+            }
         }
         let jump = self.jump(op, key, prefixes, below).await?;
         let first = match jump.stop {
@@ -90,9 +97,9 @@ impl Tree {
     }
 
     /// The way of a key from the root and the leaf that it leads to, if any, where this thread can look at nodes itself; `None` where it
-    /// cannot, or nodes are to be found by hash.
+    /// cannot, or nodes are to be found by hash. `HERE`: by [`Op::look_here`] alone, so that what counts outside the simulator has nothing of it.
     #[inline]
-    async fn descend(
+    async fn descend<const HERE: bool>(
         &self,
         op: &Op,
         key: &[u8],
@@ -106,9 +113,12 @@ impl Tree {
         let mut branching = 0;
         // Depths grow, so this ends.
         loop {
-            let seen = op.look(node.addr, node.kind.bytes(), |words| {
+            let look = |words: Words<'_>| {
                 Node::accept(node.kind, InPlace(words)).map(|image| stop_at(node, &image, key))
-            })?;
+            };
+            let bytes = node.kind.bytes();
+            let seen =
+                if HERE { op.look_here(node.addr, bytes, look)? } else { op.look(node.addr, bytes, look)? };
             let stop = match seen {
                 Ok(Some(stop)) => stop,
                 Ok(None) => return Some(Err(no_node(node))),
@@ -237,7 +247,7 @@ impl Tree {
 
     /// The value of a key.
     pub(super) async fn look_up(&self, op: &Op, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
-        let leaf = if let Some(leaf) = self.descend(op, key, Purpose::Read, drop).await {
+        let leaf = if let Some(leaf) = self.descend::<true>(op, key, Purpose::Read, drop).await {
             leaf?
         } else {
             self.way(op, key, &Prefixes::of(self.shared.seed, key)).await?.leaf

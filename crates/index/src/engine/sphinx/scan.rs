@@ -186,7 +186,8 @@ impl Tree {
         reverse: bool,
         each: &mut dyn FnMut(&[u8], &[u8]),
     ) -> Result<usize, IndexError> {
-        let op = self.begin()?;
+        let op = self.endpoint.op();
+        self.admit(&op)?;
         let seed = self.shared.seed;
         let edges = Edges { start: Edge::of(range.0, seed), end: Edge::of(range.1, seed) };
         let on_edge = OnEdge { start: edges.start.is_some(), end: edges.end.is_some() };

@@ -233,7 +233,8 @@ impl Tree {
 
     /// Changes a key as `decide` says; whether it did.
     pub(super) async fn modify(&self, key: &[u8], decide: Decide<'_>) -> Result<bool, IndexError> {
-        let op = self.begin()?;
+        let op = self.endpoint.op();
+        self.admit(&op)?;
         let prefixes = Prefixes::of(self.shared.seed, key);
         let change = Change { op: &op, key, prefixes, reserved: Reserved::default() };
         for attempt in 0..MAX_ATTEMPTS {

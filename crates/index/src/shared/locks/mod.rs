@@ -380,56 +380,58 @@ impl Locks {
     }
 
     /// Gives a lock back.
-    pub(crate) async fn unlock(&self, op: &Op, held: Held) -> Result<(), IndexError> {
-        self.finish(op, held, &[]).await
+    pub(crate) fn unlock(&self, op: &Op, held: Held) -> impl Future<Output = Result<(), IndexError>> {
+        self.finish(op, held, &[])
     }
 
     /// Writes back what the lock protects, on its server, and gives the lock back, or on.
-    pub(crate) async fn finish(&self, op: &Op, held: Held, writes: &[Write]) -> Result<(), IndexError> {
-        self.finish_with(op, held, writes, Behind::default()).await
+    pub(crate) fn finish(
+        &self,
+        op: &Op,
+        held: Held,
+        writes: &[Write],
+    ) -> impl Future<Output = Result<(), IndexError>> {
+        self.finish_with(op, held, writes, Behind::default())
     }
 
     /// The same; and what follows is seen to if the operation does not live to see it.
-    pub(crate) async fn finish_with(
+    pub(crate) fn finish_with(
         &self,
         op: &Op,
         held: Held,
         writes: &[Write],
         behind: Behind,
-    ) -> Result<(), IndexError> {
-        // From here on the WRITEs happen, whatever becomes of this future.
+    ) -> impl Future<Output = Result<(), IndexError>> {
+        // From here on the WRITEs happen, whatever becomes of this future. Not by an `async fn`, whose future has room for its arguments
+        // twice, and is moved about on the way of every put.
         let mut finishing = Finishing { held, writes, behind };
-        let ended = self.give_back(op, &mut finishing.held, writes).await;
-        if ended.is_ok() {
-            finishing.held.is_released();
-        }
-        ended
-    }
-
-    async fn give_back(&self, op: &Op, held: &mut Held, writes: &[Write]) -> Result<(), IndexError> {
-        let (at, word, server) = (held.at, held.word, held.at.addr.server());
-        let (manner, mistakes) = (self.manner, self.mistakes);
-        if manner.handover && held.has_turn && self.local.wants_handover(at.key()) {
-            if mistakes.handover_before_completion && held.hand_over() {
-                return self.write(op, server, writes).await;
+        async move {
+            let held = &mut finishing.held;
+            let (at, word, server) = (held.at, held.word, held.at.addr.server());
+            let (manner, mistakes) = (self.manner, self.mistakes);
+            if manner.handover && held.has_turn && self.local.wants_handover(at.key()) {
+                if mistakes.handover_before_completion && held.hand_over() {
+                    return self.write(op, server, writes).await;
+                }
+                self.write(op, server, writes).await?;
+                if held.hand_over() {
+                    return Ok(());
+                }
+                self.write_and_release(op, at, word, &[]).await?;
+            } else if mistakes.unlock_before_write_back {
+                self.write_and_release(op, at, word, &[]).await?;
+                held.is_released();
+                self.write(op, server, writes).await?;
+            } else if manner.combine || writes.is_empty() {
+                self.write_and_release(op, at, word, writes).await?;
+            } else {
+                self.write(op, server, writes).await?;
+                self.write_and_release(op, at, word, &[]).await?;
             }
-            self.write(op, server, writes).await?;
-            if held.hand_over() {
-                return Ok(());
-            }
-            return self.write_and_release(op, at, word, &[]).await;
-        }
-        // The turn, if there is one, ends when the lock is released.
-        if mistakes.unlock_before_write_back {
-            self.write_and_release(op, at, word, &[]).await?;
+            // The turn, if there is one, ends with `finishing`.
             held.is_released();
-            return self.write(op, server, writes).await;
+            Ok(())
         }
-        if manner.combine || writes.is_empty() {
-            return self.write_and_release(op, at, word, writes).await;
-        }
-        self.write(op, server, writes).await?;
-        self.write_and_release(op, at, word, &[]).await
     }
 
     /// Carries out WRITEs on any servers, in order, under several locks of which each protects some of them; gives the locks back,

@@ -171,7 +171,8 @@ impl Tree {
             let why = format!("a fill factor of {fill}; it must be above 0 and at most 1");
             return Err(IndexError::BadConfig { why });
         }
-        let op = self.begin()?;
+        let op = self.endpoint.op();
+        self.admit(&op)?;
         let leaf = self.root(&op, false).await?.addr;
         let (levels, written) = (Vec::new(), Vec::new());
         let mut builder = Builder { tree: self, op: &op, fill, leaf, levels, first: None, written };

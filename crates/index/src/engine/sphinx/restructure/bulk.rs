@@ -173,7 +173,8 @@ impl Tree {
     /// Fills an empty tree with pairs in the order of their keys, each key once. While it runs the tree stays empty for everybody; if
     /// anybody writes meanwhile nothing is loaded and the error says so.
     pub async fn bulk_load(&self, pairs: impl IntoIterator<Item = KeyValue>) -> Result<u64, IndexError> {
-        let op = self.begin()?;
+        let op = self.endpoint.op();
+        self.admit(&op)?;
         let mut builder = Builder {
             tree: self,
             op: &op,
