@@ -171,12 +171,16 @@ impl Session {
                 Ok(_) => crate::call::CallError::Malformed.into(),
                 Err(error) => error,
             };
-            // Not to be had as a whole, so not at all: fenced, so that others shut it out of the servers that let it in. If this
-            // fails too, the lease runs out.
-            let _ = member
-                .op()
-                .control(ServerId::COORDINATOR, &Request::BeginFence { victim: id, force: true })
-                .await;
+            // Not to be had as a whole, so not at all: it ends where it was let in, and last at the coordinator, which gives its number
+            // to the next. If that fails too, the lease runs out.
+            let others = servers.iter().copied().filter(|s| *s != ServerId::COORDINATOR);
+            for attached in others.take(journals.len() - 1).chain([ServerId::COORDINATOR]) {
+                if member.op().control(attached, &Request::CloseSession {}).await.is_err() {
+                    let request = Request::BeginFence { victim: id, force: true };
+                    let _ = member.op().control(ServerId::COORDINATOR, &request).await;
+                    break;
+                }
+            }
             return Err(error);
         }
         let inner = Inner {

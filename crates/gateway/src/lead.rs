@@ -1,7 +1,7 @@
 //! The first thread of a gateway: one session of the pool after the other.
 //!
 //! 1. Join the pool, keep the session alive, open the index.
-//! 2. Serve clients on all threads, until told to stop or until the session is lost: it was fenced (the gateway stood still for longer than
+//! 2. Serve clients on all threads, until told to stop, until the index is dropped, or until the session is lost: it was fenced (the gateway stood still for longer than
 //!    a lease, and somebody needed what it held), or a memory server is gone, or came back and knows nothing of us.
 //! 3. Told to stop, leave the pool. Otherwise hand the clients to a thread that serves them without an index (PING is answered, data
 //!    commands are told to try again), connect to the servers anew, and go on with 1 as soon as that works.
@@ -201,10 +201,12 @@ impl<B: Backing> Lead<B> {
             }
             return Ok(Ended::Lost(lost(&pool)));
         }
+        let is_dropped = pool.has_dropped_index();
         depart(pool, &endpoint, is_at_rest).await;
         match failed {
             Some(error) => Err(error),
             None if self.stop.is_set() => Ok(Ended::Stopped),
+            None if is_dropped => Ok(Ended::Lost("the index was dropped; create it anew".to_owned())),
             None => Ok(Ended::Lost("a memory server has lost the session".to_owned())),
         }
     }
@@ -303,12 +305,12 @@ async fn pass_on(from: Arc<Stop>, to: Arc<Stop>) {
     to.set();
 }
 
-/// Looks after the session, and ends the threads when it is lost.
+/// Looks after the session, and ends the threads when it is lost, or its index was dropped: there may be a new one of that name.
 async fn watch(pool: Pool, endpoint: Endpoint, common: Arc<Common>, stop: Arc<Stop>) {
     let session = pool.session();
     while !stop.is_set() {
         for _ in 0..LOOKS_PER_ROUND {
-            if session.is_lost() {
+            if session.is_lost() || pool.has_dropped_index() {
                 return stop.set();
             }
             endpoint.sleep(LOOK_NS).await;

@@ -146,11 +146,6 @@ impl Pool {
         &self.session
     }
 
-    /// Mistakes that it makes on purpose.
-    pub(crate) fn mistakes(&self) -> Mistakes {
-        self.mistakes
-    }
-
     /// The heap that all indexes of this session share.
     pub fn heap(&self) -> &Heap {
         &self.heap
@@ -170,6 +165,11 @@ impl Pool {
     /// pin keeps a drop from passing by.
     pub(crate) fn opening(&self, index: IndexId) -> Arc<Opening> {
         self.openings.of(index, || self.session.is_dropping(index))
+    }
+
+    /// Whether an index that is open here was dropped. Its name may mean another one by now.
+    pub fn has_dropped_index(&self) -> bool {
+        self.openings.any_dropped()
     }
 
     /// How long a lock is waited for before its owner is looked at.

@@ -12,8 +12,6 @@ use farwood_fabric::server::StartError;
 pub struct Mistakes {
     /// A session may adopt another whose adopter is not fenced.
     pub adopters_not_chained: bool,
-    /// Flushes do not wait until somebody has cleaned up after a fenced session.
-    pub flush_before_adoption: bool,
 }
 
 /// How a memory server is set up. All but `any_pool`, `lease_ns`, `cores`, `queue`, `max_long` and `mistakes` is the *shape* of its

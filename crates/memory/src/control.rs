@@ -260,9 +260,6 @@ impl Server {
             }
             Request::CompleteFence { victim, term } => {
                 self.sessions.complete_fence(memory, victim, term)?;
-                if self.config.mistakes.flush_before_adoption {
-                    self.clock.leave(victim);
-                }
                 self.clock.fence(victim);
                 Ok(Answer::done())
             }

@@ -271,6 +271,23 @@ fn a_gateway_that_stops_under_load_leaves_nothing() {
     }
 }
 
+/// Who drops an index and creates it anew needs not start its gateways again; until then they say what is wrong.
+#[test]
+fn a_gateway_serves_an_index_that_was_dropped_and_created_again() {
+    let server = Server::start(Memory::Lost);
+    let (temporary, metrics) = (Folder::new(), free_address());
+    let gateway = Running::gateway(&server.url(Over::Shm), &["--metrics", &metrics], &temporary);
+    let mut client = gateway.client();
+    assert_eq!(client.say("SET a 1"), "OK");
+    farwood(&["drop", &server.url(Over::Tcp), "store"]);
+    wait_for("the gateway to notice", || !is_healthy(&metrics));
+    wait_for("the refusal of commands", || client.say("GET a").starts_with("LOADING "));
+    farwood(&["create", &server.url(Over::Tcp), "store", "--engine", "sphinx"]);
+    wait_for("the gateway to open the new one", || is_healthy(&metrics));
+    assert_eq!(client.say("GET a"), "nil", "over the same connection");
+    assert_eq!(client.say("SET a 2"), "OK");
+}
+
 /// Whatever keeps a gateway from starting, its session does not stay.
 #[test]
 fn a_gateway_that_cannot_start_leaves_the_pool() {

@@ -107,7 +107,7 @@ impl Recoverer for Engines {
                 return Ok(());
             }
             match Sherman::locks_in_main_memory(op, pool, info).await? {
-                Some(table) => table.free_all_of(op, estate.victim, pool.mistakes().recovery).await,
+                Some(table) => table.free_all_of(op, estate.victim).await,
                 None => Ok(()),
             }
         })

@@ -59,10 +59,6 @@ pub trait Recoverer: Send + Sync + fmt::Debug {
 pub struct RecoveryMistakes {
     /// What a dead session was in the middle of is not finished before its locks are freed.
     pub forget_intents: bool,
-    /// Intents are carried out but not ended.
-    pub leave_intents_open: bool,
-    /// Locks are freed by a plain WRITE, repeated after a lost completion.
-    pub plain_release: bool,
 }
 
 /// The right of one task of this session to recover a victim. Ends when dropped.
@@ -173,7 +169,7 @@ impl Pool {
         };
         let estate = self.session.adopt(op, victim).await?;
         if !self.mistakes.recovery.forget_intents {
-            intents::replay(op, &estate, self.mistakes.recovery).await?;
+            intents::replay(op, &estate).await?;
         }
         marks::hit("adopt_replayed");
         for (info, recoverer) in &indexes {
@@ -181,7 +177,7 @@ impl Pool {
         }
         let bytes = op.endpoint().capabilities().lock_memory_bytes;
         for table in locks::LockTable::all_in_lock_memory(self.session.servers(), bytes) {
-            table.free_all_of(op, victim, self.mistakes.recovery).await?;
+            table.free_all_of(op, victim).await?;
         }
         marks::hit("adopt_unlocked");
         Ok(Some(estate))

@@ -19,7 +19,6 @@
 
 use super::surely;
 use crate::api::IndexError;
-use crate::pool::RecoveryMistakes;
 use farwood_fabric::control::{INTENT_BYTES, RETIRE_SLOTS};
 use farwood_fabric::session::Estate;
 use farwood_fabric::{FabricError, GlobalAddr, Op, ServerId, Session, marks};
@@ -47,7 +46,7 @@ pub struct Intents {
 }
 
 /// Room for one intent; given back when dropped, so it is kept until nothing can be written to it any more
-/// (`Behind` in [`super::locks`]), and no intent in it is open.
+/// (`Behind` in `shared/locks`), and no intent in it is open.
 #[derive(Debug)]
 pub struct Slot {
     used: Arc<[AtomicU64]>,
@@ -223,7 +222,7 @@ fn encode<'a>(
 }
 
 /// Carries out again what a fenced session was in the middle of, and ends it. Before its locks are freed.
-pub async fn replay(op: &Op, estate: &Estate, mistakes: RecoveryMistakes) -> Result<(), FabricError> {
+pub async fn replay(op: &Op, estate: &Estate) -> Result<(), FabricError> {
     for journal in &estate.journals {
         let base = intents_of(*journal);
         let bytes = surely::read(op, base, GRANULE * GRANULES).await?;
@@ -239,9 +238,7 @@ pub async fn replay(op: &Op, estate: &Estate, mistakes: RecoveryMistakes) -> Res
                 surely::write(op, *addr, data).await?;
             }
             marks::hit("adopt_intent_written");
-            if !mistakes.leave_intents_open {
-                surely::clear_word(op, at, bytes.word(granule * GRANULE)).await?;
-            }
+            surely::clear_word(op, at, bytes.word(granule * GRANULE)).await?;
         }
     }
     Ok(())

@@ -81,6 +81,13 @@ impl Openings {
         }
     }
 
+    /// Whether an index that somebody has open is dropped.
+    pub(crate) fn any_dropped(&self) -> bool {
+        let state = self.lock();
+        let mut open = state.by_index.values().filter_map(Weak::upgrade);
+        open.any(|opening| opening.state.load(Ordering::Relaxed) == DROPPED)
+    }
+
     /// The session leaves.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
@@ -100,10 +107,11 @@ mod tests {
         let openings = Openings::default();
         let (a, b) = (openings.of(1, || false), openings.of(2, || false));
         assert!(Arc::ptr_eq(&a, &openings.of(1, || false)));
-        assert!(a.check().is_ok() && b.check().is_ok());
+        assert!(a.check().is_ok() && b.check().is_ok() && !openings.any_dropped());
         openings.drop_all(&[1, 7]);
         assert_eq!(a.check(), Err(IndexError::Dropped));
         assert_eq!(b.check(), Ok(()));
+        assert!(openings.any_dropped());
         assert_eq!(
             openings.of(3, || true).check(),
             Err(IndexError::Dropped),

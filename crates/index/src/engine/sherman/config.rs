@@ -130,8 +130,6 @@ pub struct Sabotage {
     pub recovery: RecoveryMistakes,
     /// A session keeps what it has of a dropped index.
     pub drop_without_clearing: bool,
-    /// The intent of a merge names one of its three locks.
-    pub one_lock_named: bool,
     /// The intent of an update is not ended before the lock is handed on.
     pub intent_not_ended: bool,
     /// A node that a dead session left torn is not mended.

@@ -3,7 +3,6 @@
 
 use super::{LANES, LockAt, LockTable, Locks, MAX_LOST};
 use crate::api::IndexError;
-use crate::pool::RecoveryMistakes;
 use crate::shared::surely;
 use farwood_fabric::control::SessionState;
 use farwood_fabric::{Batch, GlobalAddr, Op, SessionId, marks};
@@ -13,15 +12,10 @@ const STEP: usize = 1024;
 
 impl LockTable {
     /// Frees all locks of a session that is fenced and whose intents are ended.
-    pub(crate) async fn free_all_of(
-        &self,
-        op: &Op,
-        victim: SessionId,
-        mistakes: RecoveryMistakes,
-    ) -> Result<(), IndexError> {
+    pub(crate) async fn free_all_of(&self, op: &Op, victim: SessionId) -> Result<(), IndexError> {
         for (at, word) in self.held(op).await? {
             if at.owner(word) == victim {
-                free(op, at, word, mistakes).await?;
+                free(op, at, word).await?;
                 marks::hit("lock_of_the_dead_released");
             }
         }
@@ -82,10 +76,7 @@ impl Locks {
 /// Frees a lock whose owner is fenced. The owner's word does not come back, so after a lost completion the word tells whether there is
 /// anything left to do: somebody else may have the lock by then. A lock that is a word of its own is freed by a WRITE, not by a CAS:
 /// the next holder releases it by a WRITE, and while a CAS is still on its way that could be lost (contract, rule 4).
-async fn free(op: &Op, at: LockAt, word: u64, mistakes: RecoveryMistakes) -> Result<(), IndexError> {
-    if mistakes.plain_release && at.mask == u64::MAX {
-        return Ok(surely::write_word(op, at.addr, 0).await?);
-    }
+async fn free(op: &Op, at: LockAt, word: u64) -> Result<(), IndexError> {
     for _ in 0..MAX_LOST {
         let freed = if at.mask == u64::MAX {
             op.write_word(at.addr, 0).await

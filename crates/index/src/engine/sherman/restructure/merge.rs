@@ -152,10 +152,7 @@ impl Tree {
         let are_neighbours = left.node.sibling() == right.addr && left.node.high() == Some(right.node.low());
         let grown = if fits && are_neighbours { left.node.grow(&right.node) } else { None };
         let locks = [left.held.as_ref(), right.held.as_ref(), Some(&parent.held)].into_iter().flatten();
-        let mut locks: SmallVec<[HeldWord; 3]> = locks.map(Held::shows).collect();
-        if self.shared.config.sabotage.one_lock_named {
-            locks.truncate(1);
-        }
+        let locks: SmallVec<[HeldWord; 3]> = locks.map(Held::shows).collect();
         let mut redo = Redo { locks, writes: Vec::new() };
         let slot = grown.as_ref().and_then(|(_, turn)| {
             let remove = parent.node.remove(separator);
