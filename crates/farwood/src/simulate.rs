@@ -29,6 +29,10 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 0)]
     seed: u64,
 
+    /// Somebody dies in every trial, and so do up to so many of those who clean up, one after the other
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=16))]
+    dying_adopters: Option<u32>,
+
     /// Run this one trial instead, as printed by a failure
     #[arg(long, value_name = "TEXT")]
     trial: Option<String>,
@@ -141,11 +145,15 @@ impl Arguments {
             (true, _) => Trial { seed, spelling, keys: 24, ops: 150, churn: true, ..Trial::default() },
             (false, _) => Trial { seed, spelling, ..Trial::default() },
         };
-        Ok(Box::new(
-            seeds
-                .zip(spellings.iter().cycle())
-                .map(move |(seed, spelling)| usual(seed, *spelling).with_random_faults()),
-        ))
+        let dying_adopters = self.dying_adopters;
+        Ok(Box::new(seeds.zip(spellings.iter().cycle()).map(move |(seed, spelling)| {
+            match dying_adopters {
+                None => usual(seed, *spelling).with_random_faults(),
+                // Few keys, so that somebody always waits for the dead.
+                Some(count) => Trial { seed, spelling: *spelling, keys: 16, ops: 60, ..Trial::default() }
+                    .with_dying_adopters(count),
+            }
+        })))
     }
 }
 
@@ -156,6 +164,8 @@ struct Sum {
     operations: u64,
     unknown: u64,
     recovered: u64,
+    /// Trials in which somebody died who cleaned up.
+    adopters_died: u64,
     verbs: u64,
     torn: u64,
     late: u64,
@@ -171,6 +181,7 @@ impl Sum {
         self.operations += report.operations;
         self.unknown += report.unknown;
         self.recovered += report.recovered;
+        self.adopters_died += u64::from(!report.struck.is_empty());
         self.verbs += report.sim.counts.verbs;
         self.torn += report.sim.counts.torn;
         self.late += report.sim.counts.late;
@@ -188,6 +199,7 @@ impl Sum {
             ("operations checked", self.operations),
             ("of unknown outcome", self.unknown),
             ("sessions that died and were recovered", self.recovered),
+            ("trials in which one died who cleaned up", self.adopters_died),
             ("verbs that took effect", self.verbs),
             ("torn", self.torn),
             ("late or never (lost, cut, fenced)", self.late),

@@ -8,7 +8,7 @@ use super::{JoinOptions, Pool};
 use crate::api::IndexError;
 use farwood_fabric::clock::{MILLISECOND, Nanos};
 use farwood_fabric::control::{Chore, SessionInfo, SessionState};
-use farwood_fabric::{Cluster, Endpoint, FabricError, SessionOptions, marks};
+use farwood_fabric::{Cluster, Endpoint, FabricError, Op, SessionOptions, marks};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -80,7 +80,9 @@ impl Pool {
         match chore {
             Chore::Recover { victim } => {
                 marks::hit("chore_recover");
-                self.recover(&endpoint.op(), victim).await.map(drop)
+                let op = endpoint.op();
+                self.fence_the_dead(&op).await?;
+                self.recover(&op, victim).await.map(drop)
             }
             Chore::FinishDrop { index } => {
                 marks::hit("chore_finish_drop");
@@ -88,6 +90,20 @@ impl Pool {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Fences all whose lease has run out, before any of them is recovered: each holds the epochs back until it is.
+    async fn fence_the_dead(&self, op: &Op) -> Result<(), FabricError> {
+        let sessions = self.session.list(op).await?;
+        let is_unfenced = |info: &&SessionInfo| match info.state {
+            SessionState::Active => info.lease_left_ns == 0,
+            state => state == SessionState::Fencing,
+        };
+        for info in sessions.iter().filter(is_unfenced).filter(|info| info.session != self.session.id()) {
+            // Its lease runs again, or others are faster; or it fails for all, and then the recovery says why.
+            let _ = self.session.fence(op, info.session, false).await;
+        }
+        Ok(())
     }
 }
 
