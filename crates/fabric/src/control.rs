@@ -54,6 +54,8 @@ wire_enum! {
             read_only: bool,
             /// Its term, as the coordinator said.
             term: u64,
+            /// The coordinator's incarnation: terms of another one mean somebody else.
+            coordinator: u32,
         },
         /// The caller ends its session; its chunks become nobody's. -> `Done`
         CloseSession = 4 {},
@@ -587,6 +589,11 @@ wire_enum! {
             /// Which index.
             name: String,
         },
+        /// What this server holds belongs to another coordinator's memory than the caller's.
+        OtherCoordinator = 17 {
+            /// On which server.
+            server: ServerId,
+        },
     }
 }
 
@@ -652,6 +659,13 @@ impl fmt::Display for ControlError {
                     "index '{name}' is marked as dropped, but some session has not let go of it yet; drop it again"
                 )
             }
+            Self::OtherCoordinator { server } => write!(
+                f,
+                "server {server} holds parts of indexes that went with the memory of server {}; start {server} with empty \
+                 memory, too, or {} with the memory that it had",
+                ServerId::COORDINATOR,
+                ServerId::COORDINATOR
+            ),
         }
     }
 }
@@ -751,7 +765,7 @@ mod tests {
                 Request::AllocChunks { index, class: 3, object_bytes: 64, count: 1, flushed_through: generation },
                 Request::ListChunks { owner: Some(SessionId::new(7)) },
                 Request::OpenSession { read_only: true, reaper: true, label: Label::new("gateway pid 7 on é") },
-                Request::AttachSession { read_only: true, term: generation },
+                Request::AttachSession { read_only: true, term: generation, coordinator: index },
                 Request::Fence { victim: SessionId::new(7), term: generation },
                 Request::FinishAdopt { victim: SessionId::new(7), term: generation },
             ];

@@ -162,8 +162,11 @@ impl Session {
         let mut journals = vec![journal];
         // From here on calls carry the session's number.
         let member = Endpoint::near(cluster.connect_to_call(id, term)?, id, term, &executor);
+        let view = cluster.view();
+        let coordinator = view.servers.get(ServerId::COORDINATOR.index()).map_or(0, |one| one.incarnation);
+        let attach = Request::AttachSession { read_only, term, coordinator };
         for server in servers.iter().copied().filter(|s| *s != ServerId::COORDINATOR) {
-            let error = match member.op().control(server, &Request::AttachSession { read_only, term }).await {
+            let error = match member.op().control(server, &attach).await {
                 Ok(Reply::Session { journal, .. }) => {
                     journals.push(journal);
                     continue;

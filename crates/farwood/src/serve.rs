@@ -116,11 +116,12 @@ impl Arguments {
     }
 }
 
-/// A number that grows from start to start: empty memory does not know how often it was lost.
+/// A number that differs from start to start: empty memory does not know how often it was lost.
 #[expect(clippy::disallowed_methods, reason = "a server's start is an event of the outside world")]
 fn incarnation() -> u32 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    since.ok().and_then(|since| u32::try_from(since.as_secs()).ok()).unwrap_or(u32::MAX).max(1)
+    // The low bits of the milliseconds: they come again after 49 days, in one of four billion starts.
+    since.ok().and_then(|since| u32::try_from(since.as_millis() & 0xffff_ffff).ok()).unwrap_or(1).max(1)
 }
 
 /// What is in a token file, without the line's end that an editor leaves.

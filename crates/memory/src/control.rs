@@ -55,7 +55,8 @@ impl Server {
         (caller, term): (SessionId, u64),
         request: &Request,
     ) -> Result<Answer, CallError> {
-        if let Request::AttachSession { read_only, term } = *request {
+        if let Request::AttachSession { read_only, term, coordinator } = *request {
+            self.check_coordinators(memory, coordinator)?;
             return self.attach(memory, caller, term, read_only);
         }
         let stranger = caller.is_none() || self.sessions.state(caller) == State::Free;
@@ -63,6 +64,18 @@ impl Server {
             self.sessions.check_active(caller, term)?;
         }
         Ok(Reply::Hello { identity: self.identity.clone() }.into())
+    }
+
+    /// What is here belongs to the memory of one coordinator: its terms and its catalog say what it means. One that comes back with
+    /// empty memory begins to count anew.
+    fn check_coordinators(&self, memory: &dyn ServerMemory, coordinator: u32) -> Result<(), ControlError> {
+        let known = layout::load(memory, superblock::COORDINATOR_AT);
+        if known == 0 {
+            layout::store(memory, superblock::COORDINATOR_AT, u64::from(coordinator));
+        } else if known != u64::from(coordinator) {
+            return Err(ControlError::OtherCoordinator { server: self.identity.server });
+        }
+        Ok(())
     }
 
     fn attach(

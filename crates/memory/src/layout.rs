@@ -24,6 +24,7 @@
 //! +80  flush generation 8 B   /
 //! +88  next session     8 B   the slot where the search for a free number begins
 //! +96  next term        8 B   stored before the entry that has the term: a crash skips terms, never repeats one
+//! +104 coordinator      8 B   the incarnation of the coordinator whose sessions come here; 0: none came yet
 //!
 //! session entry
 //! +0   state            1 B   | read only 1 bit, lost 1 bit | adopter 2 B | zero 4 B      <- commit word
@@ -96,7 +97,8 @@ pub(crate) mod superblock {
     pub(crate) const FLUSH_AT: u64 = 80;
     pub(crate) const NEXT_SLOT_AT: u64 = 88;
     pub(crate) const NEXT_TERM_AT: u64 = 96;
-    const _: () = assert!(NEXT_TERM_AT + 8 <= super::SUPERBLOCK_BYTES);
+    pub(crate) const COORDINATOR_AT: u64 = 104;
+    const _: () = assert!(COORDINATOR_AT + 8 <= super::SUPERBLOCK_BYTES);
 }
 
 /// Words of a session's entry.

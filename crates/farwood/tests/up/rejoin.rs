@@ -5,7 +5,6 @@ use super::world::{Client, Folder, Running, binary, farwood, sessions, wait_for}
 use rustix::process::Signal;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// How a gateway reaches its server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,13 +27,7 @@ struct Server {
     /// Its number, and how many servers there are.
     number: [&'static str; 2],
     address: String,
-    started: u64,
     process: Option<Running>,
-}
-
-#[expect(clippy::disallowed_methods, reason = "tests of processes live in real time")]
-fn second() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).expect("it is later").as_secs()
 }
 
 fn free_address() -> String {
@@ -52,15 +45,12 @@ impl Server {
 
     fn number(number: [&'static str; 2], memory: Memory) -> Self {
         let address = free_address();
-        let mut server = Self { folder: Folder::new(), memory, number, address, started: 0, process: None };
+        let mut server = Self { folder: Folder::new(), memory, number, address, process: None };
         server.start_again();
         server
     }
 
     fn start_again(&mut self) {
-        // Empty memory is told from what was there by the second in which it was made.
-        wait_for("another second", || second() > self.started);
-        self.started = second();
         let folder = self.folder.text();
         let (socket, memory) = (format!("{folder}/m0.sock"), format!("{folder}/m0.memory"));
         let mut arguments = vec!["serve", "--shm", &socket, "--listen", &self.address, "--memory", "256MiB"];
@@ -194,6 +184,46 @@ fn a_gateway_rejoins_when_another_server_comes_back_over_shm() {
 #[test]
 fn a_gateway_rejoins_when_another_server_comes_back_over_tcp() {
     a_gateway_rejoins_when_another_server_comes_back(Over::Tcp);
+}
+
+/// A coordinator that comes back with empty memory counts its sessions anew and knows no index: what other servers hold means nothing to
+/// it. They say so, and serve again as soon as they are empty, too.
+fn a_gateway_says_which_servers_must_be_emptied(over: Over) {
+    let mut servers = [Server::number(["0", "2"], Memory::Lost), Server::number(["1", "2"], Memory::Lost)];
+    let places = |over| servers.each_ref().map(|server| server.place(over)).join(",");
+    let url = |over| if over == Over::Shm { "shm://" } else { "tcp://" }.to_owned() + &places(over);
+    let (url, temporary, metrics) = (url(over), Folder::new(), free_address());
+    farwood(&["create", &url, "store", "--engine", "sphinx"]);
+    let gateway = Running::gateway(&url, &["--threads", "2", "--metrics", &metrics], &temporary);
+    let mut client = gateway.client();
+    assert_eq!(client.say("SET a 1"), "OK");
+    servers[0].kill();
+    wait_for("the gateway to notice", || !is_healthy(&metrics));
+    servers[0].start_again();
+    let reason = "start m1 with empty memory, too";
+    wait_for("the reason", || health(&metrics).1.contains(reason));
+    wait_for("the refusal of commands", || {
+        let said = client.say("GET a");
+        said.starts_with("LOADING ") && said.contains(reason)
+    });
+    servers[1].kill();
+    servers[1].start_again();
+    wait_for("the gateway to join again", || is_healthy(&metrics));
+    assert_eq!(client.say("GET a"), "nil");
+    assert_eq!(client.say("SET a 2"), "OK");
+    assert_eq!(client.say("GET a"), "2");
+    let sessions = sessions(&url);
+    assert_eq!(sessions.len(), 1, "attempts to join leave nothing behind: {sessions:?}");
+}
+
+#[test]
+fn a_gateway_says_which_servers_must_be_emptied_over_shm() {
+    a_gateway_says_which_servers_must_be_emptied(Over::Shm);
+}
+
+#[test]
+fn a_gateway_says_which_servers_must_be_emptied_over_tcp() {
+    a_gateway_says_which_servers_must_be_emptied(Over::Tcp);
 }
 
 /// A program that uses the library goes through a restart of its server.

@@ -248,7 +248,7 @@ fn a_new_holder_of_a_number_waits_for_its_predecessors_procedures() {
     let [running, waiting] = [0; 2].map(|_| world.call(a, LONG, vec![]));
     world.send(&running);
     world.send(&waiting);
-    let come = world.control(a, &Request::AttachSession { read_only: false, term: 2 });
+    let come = world.control(a, &Request::AttachSession { read_only: false, term: 2, coordinator: 1 });
     let actions = world.send(&come);
     assert!(matches!(actions[0], HostAction::Fence { session } if session == a), "{actions:?}");
     assert_eq!((actions.len(), outcome(&come, actions)), (2, Err(CallError::Busy { queued: 0 })));

@@ -104,7 +104,7 @@ impl<M: ServerMemory> World<M> {
 
     /// Comes to a server that is not the coordinator.
     pub(crate) fn attach(&mut self, session: SessionId, term: u64) -> Result<Reply, CallError> {
-        self.ask(session, Request::AttachSession { read_only: false, term })
+        self.ask(session, Request::AttachSession { read_only: false, term, coordinator: 1 })
     }
 
     /// The victim's term, which the first step of a fence or an adoption answers with.

@@ -335,7 +335,8 @@ impl Side {
     }
 
     fn attach(&mut self, caller: SessionId, term: u64) {
-        let call = self.world.control(caller, &Request::AttachSession { read_only: false, term });
+        let call =
+            self.world.control(caller, &Request::AttachSession { read_only: false, term, coordinator: 1 });
         let actions = self.world.send(&call);
         let mut kinds: Vec<_> = actions.iter().map(std::mem::discriminant).collect();
         kinds.pop();
