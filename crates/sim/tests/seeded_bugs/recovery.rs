@@ -1,7 +1,7 @@
 //! Mistakes of those who clean up after the dead, and of the coordinator that lets them.
 
 use super::{bushy, crowded, long_values, must_be_caught};
-use farwood_index::engine::sherman::{Config, Sabotage, Sherman};
+use farwood_index::engine::sherman::{Config, Sabotage, Sherman, Switches};
 use farwood_memory::Mistakes;
 use farwood_sim::trial::{Failure, FaultKind, Settings, Trial, run};
 
@@ -51,4 +51,16 @@ fn an_adopter_that_begins_while_another_is_at_it() {
 fn a_dropped_index_of_which_a_session_keeps_something() {
     let drops = |seed| Trial { others: true, ..bushy(seed) };
     mistake_is_caught("drop_without_clearing", &Config::tiny(), |s| s.drop_without_clearing = true, drops);
+}
+
+/// Four locks share the one word of a server. A neighbour's that was taken or given back since the table was read is lost, or comes back.
+#[test]
+fn locks_of_the_dead_freed_by_a_plain_write() {
+    let mut config = Config { locks: 4, ..Config::tiny() };
+    config.switches = Switches { masked_locks: true, ..config.switches };
+    let kills = |seed| {
+        let trial = Trial { servers: 1, sessions: 6, keys: 24, ..bushy(seed) };
+        trial.with_faults(FaultKind::Kill, 4)
+    };
+    mistake_is_caught("plain_release", &config, |s| s.recovery.plain_release = true, kills);
 }
