@@ -1,7 +1,9 @@
 //! Mistakes of those who clean up after the dead, and of the coordinator that lets them.
 
 use super::{bushy, crowded, long_values, must_be_caught};
+use farwood_fabric::transport::sim::{Fault, MarkName};
 use farwood_index::engine::sherman::{Config, Sabotage, Sherman, Switches};
+use farwood_index::engine::sphinx::{self, Sphinx};
 use farwood_memory::Mistakes;
 use farwood_sim::trial::{Failure, FaultKind, Settings, Trial, run};
 
@@ -42,7 +44,7 @@ fn an_intent_that_is_not_ended_before_the_lock_is_handed_on() {
 
 #[test]
 fn an_adopter_that_begins_while_another_is_at_it() {
-    let mistakes = Mistakes { adopters_not_chained: true };
+    let mistakes = Mistakes { adopters_not_chained: true, ..Mistakes::default() };
     let kills = |seed| Trial { sessions: 6, ..crowded(seed) }.with_faults(FaultKind::Kill, 4);
     coordinators_mistake_is_caught("adopters_not_chained", &long_values(), mistakes, kills);
 }
@@ -51,6 +53,13 @@ fn an_adopter_that_begins_while_another_is_at_it() {
 fn a_dropped_index_of_which_a_session_keeps_something() {
     let drops = |seed| Trial { others: true, ..bushy(seed) };
     mistake_is_caught("drop_without_clearing", &Config::tiny(), |s| s.drop_without_clearing = true, drops);
+}
+
+/// Somebody dies who comes by this mark for the `nth` time.
+fn dies_at(mut trial: Trial, mark: &str, nth: u64) -> Trial {
+    let mark = MarkName::new(mark).expect("a plain name");
+    trial.faults.faults.push(Fault::KillAtMark { client: None, mark, nth });
+    trial
 }
 
 /// Four locks share the one word of a server. A neighbour's that was taken or given back since the table was read is lost, or comes back.
@@ -63,4 +72,23 @@ fn locks_of_the_dead_freed_by_a_plain_write() {
         trial.with_faults(FaultKind::Kill, 4)
     };
     mistake_is_caught("plain_release", &config, |s| s.recovery.plain_release = true, kills);
+}
+
+/// Whoever drops an index dies when the drop has begun, with objects of it in its journal. READs that last long keep the epochs, and with them the
+/// adopter, back; sessions that come and go ask for chunks, and get those of the dropped index.
+#[test]
+fn memory_that_changes_its_type_before_an_adoption_is_finished() {
+    let mistakes = Mistakes { flush_before_adoption: true, ..Mistakes::default() };
+    let drops = |seed| {
+        let trial = Trial { seed, servers: 1, sessions: 6, tasks: 2, ops: 120, keys: 16, ..Trial::default() };
+        let trial = Trial { leaves: 4, others: true, long_ns: 2_000_000, ..trial };
+        dies_at(trial, "after-BeginDrop", 1)
+    };
+    let radix = |trial: &Trial, coordinator| {
+        let settings = Settings { coordinator, ..Settings::default() };
+        run(&Sphinx::new(sphinx::Config::tiny()), trial, settings).map(drop)
+    };
+    let right = |trial: &Trial| radix(trial, Mistakes::default());
+    let failure = must_be_caught("flush_before_adoption", drops, |trial| radix(trial, mistakes), right);
+    assert_eq!(failure.kind(), "memory");
 }
