@@ -74,6 +74,38 @@ fn locks_of_the_dead_freed_by_a_plain_write() {
     mistake_is_caught("plain_release", &config, |s| s.recovery.plain_release = true, kills);
 }
 
+/// Nodes merge all the time, and somebody dies between two of the locks that a merge gives back.
+fn half_unlocked(seed: u64) -> Trial {
+    let trial = Trial { keys: 24, churn: true, ..bushy(seed) };
+    dies_at(trial, "commit_unlocked_in_part", 1 + seed % 20)
+}
+
+/// Where no lock is handed on, lock words do not come back, and an intent that names all its locks need not be ended: it is not, with and without
+/// the mistake. One that is ended before the first lock is given back could as well name one lock alone; see the next test.
+#[test]
+fn a_merge_whose_intent_names_one_of_its_locks() {
+    let mut config = Config::tiny();
+    config.switches.handover = false;
+    config.sabotage.intent_not_ended = true;
+    mistake_is_caught("one_lock_named", &config, |s| s.one_lock_named = true, half_unlocked);
+}
+
+/// As merges are, their intents are ended while all locks are held, by those who make them as by those who clean up. So there are two walls, and
+/// where no lock is handed on each holds without the other: naming one lock alone does no harm then.
+#[test]
+fn an_open_intent_is_never_held_in_part() {
+    let in_part = |config: &Config, trial: &Trial| {
+        let report = run(&Sherman::new(config.clone()), trial, Settings::default());
+        let report = report.unwrap_or_else(|failure| panic!("{trial}: {failure}"));
+        report.marks.contains_key("intent_held_in_part")
+    };
+    assert!((0..300).all(|seed| !in_part(&Config::tiny(), &half_unlocked(seed))));
+    let mut open = Config::tiny();
+    open.switches.handover = false;
+    open.sabotage.intent_not_ended = true;
+    assert!((0..300).any(|seed| in_part(&open, &half_unlocked(seed))), "the mark is seen where it must be");
+}
+
 /// Whoever drops an index dies when the drop has begun, with objects of it in its journal. READs that last long keep the epochs, and with them the
 /// adopter, back; sessions that come and go ask for chunks, and get those of the dropped index.
 #[test]
