@@ -12,6 +12,8 @@ use farwood_fabric::server::StartError;
 pub struct Mistakes {
     /// A session may adopt another whose adopter is not fenced.
     pub adopters_not_chained: bool,
+    /// Flushes wait for a dead session until it is fenced, not until somebody has cleaned up after it.
+    pub flush_before_adoption: bool,
 }
 
 /// How a memory server is set up. All but `any_pool`, `lease_ns`, `cores`, `queue`, `max_long` and `mistakes` is the *shape* of its

@@ -273,7 +273,11 @@ impl Server {
             }
             Request::CompleteFence { victim, term } => {
                 self.sessions.complete_fence(memory, victim, term)?;
-                self.clock.fence(victim);
+                if self.config.mistakes.flush_before_adoption {
+                    self.clock.leave(victim);
+                } else {
+                    self.clock.fence(victim);
+                }
                 Ok(Answer::done())
             }
             Request::BeginAdopt { victim } => {

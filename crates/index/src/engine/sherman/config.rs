@@ -130,8 +130,10 @@ pub struct Sabotage {
     pub recovery: RecoveryMistakes,
     /// A session keeps what it has of a dropped index.
     pub drop_without_clearing: bool,
-    /// The intent of an update is not ended before the lock is handed on.
+    /// Intents are not ended before locks are handed on. No mistake where none is.
     pub intent_not_ended: bool,
+    /// The intent of a merge names only the lock with which it began, the parent's.
+    pub one_lock_named: bool,
     /// A node that a dead session left torn is not mended.
     pub skip_repair: bool,
     /// No mistake: nodes that become free are zeroed, so that whoever still reads them is found out.

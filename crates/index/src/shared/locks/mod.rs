@@ -444,6 +444,9 @@ impl Locks {
         let mut released = Ok(());
         while let Some(held) = commit.held.pop() {
             released = released.and(self.unlock(op, held).await);
+            if !commit.held.is_empty() {
+                marks::hit("commit_unlocked_in_part");
+            }
         }
         if let Some((heap, class, addr)) = commit.retire.take() {
             heap.retire(op, class, addr).await.map_err(begun)?;

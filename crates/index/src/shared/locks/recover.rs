@@ -22,6 +22,18 @@ impl LockTable {
         Ok(())
     }
 
+    /// The same by a mistake: words are written back as they were read, without the victim's locks. Whatever became of other locks in them
+    /// meanwhile is undone.
+    pub(crate) async fn free_all_plainly(&self, op: &Op, victim: SessionId) -> Result<(), IndexError> {
+        let held = self.held(op).await?;
+        for (at, _) in held.iter().filter(|(at, word)| at.owner(*word) == victim) {
+            let others = held.iter().filter(|(o, word)| o.addr == at.addr && o.owner(*word) != victim);
+            let rest = others.fold(0, |rest, (_, word)| rest | word);
+            surely::write_word(op, at.addr, rest).await?;
+        }
+        Ok(())
+    }
+
     /// All locks that are held, and by whom. Two words are never read at one instant; for locks of the dead that is no matter.
     pub(crate) async fn held(&self, op: &Op) -> Result<Vec<(LockAt, u64)>, IndexError> {
         let mut held = Vec::new();

@@ -152,7 +152,8 @@ impl Tree {
         let are_neighbours = left.node.sibling() == right.addr && left.node.high() == Some(right.node.low());
         let grown = if fits && are_neighbours { left.node.grow(&right.node) } else { None };
         let locks = [left.held.as_ref(), right.held.as_ref(), Some(&parent.held)].into_iter().flatten();
-        let locks: SmallVec<[HeldWord; 3]> = locks.map(Held::shows).collect();
+        let unnamed = if self.shared.config.sabotage.one_lock_named { locks.clone().count() - 1 } else { 0 };
+        let locks: SmallVec<[HeldWord; 3]> = locks.map(Held::shows).skip(unnamed).collect();
         let mut redo = Redo { locks, writes: Vec::new() };
         let slot = grown.as_ref().and_then(|(_, turn)| {
             let remove = parent.node.remove(separator);
@@ -174,7 +175,9 @@ impl Tree {
         writes.extend(
             redo.writes.iter().map(|(addr, bytes)| Write { addr: *addr, bytes: bytes.as_slice().into() }),
         );
-        writes.push(Write { addr: slot.end_addr(), bytes: SmallVec::from_slice(&[0; 8]) });
+        if !self.shared.config.sabotage.intent_not_ended {
+            writes.push(Write { addr: slot.end_addr(), bytes: SmallVec::from_slice(&[0; 8]) });
+        }
         let small = parent.node.live().count() <= self.shared.layouts.inner.capacity() / 4;
         let parent_low = small.then(|| parent.node.low().to_vec());
         let held = [Some(parent.held), right.held, left.held].into_iter().flatten().collect();
