@@ -93,13 +93,23 @@ impl Endpoint {
         let settled = move || endpoint.inner.pins.clear_unknown(server);
         let reconnected = self.inner.link.reconnect(server, settled).await;
         match &reconnected {
-            Ok(()) | Err(FabricError::ServerLost { .. } | FabricError::Fenced { .. }) => {}
+            Err(FabricError::Fenced { .. }) => self.has_ended(),
+            Ok(()) | Err(FabricError::ServerLost { .. }) => {}
             Err(_) => {
                 marks::hit("reconnect_failed");
                 self.settle_later(server);
             }
         }
         reconnected
+    }
+
+    /// A server does not know our session any more. If it is one that came back, the others still do, and must hear of it: a session that
+    /// has ended somewhere has ended.
+    #[cold]
+    pub(crate) fn has_ended(&self) {
+        if let Some(session) = &self.inner.owner {
+            session.condemn();
+        }
     }
 
     /// Whether something that was posted to `server` and given up may still land.

@@ -734,6 +734,7 @@ impl Op {
             Some(ControlError::SessionFenced { session } | ControlError::NoSuchSession { session })
                 if *session == self.endpoint.inner.session =>
             {
+                self.endpoint.has_ended();
                 FabricError::Fenced { session: *session }
             }
             _ => error,

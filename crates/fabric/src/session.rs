@@ -80,6 +80,8 @@ struct Inner {
     /// When the last heartbeat was acknowledged, and whether one has failed since.
     heard: AtomicU64,
     unheard: AtomicBool,
+    /// What the last look at the other servers met with.
+    silent: Mutex<Option<FabricError>>,
     /// It could not settle what it left behind: see [`Session::condemn`].
     condemned: AtomicBool,
     /// Settlements under way.
@@ -200,6 +202,7 @@ impl Session {
             lost: AtomicBool::new(false),
             heard: AtomicU64::new(executor.now()),
             unheard: AtomicBool::new(false),
+            silent: Mutex::default(),
             condemned: AtomicBool::new(false),
             settling: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
@@ -319,6 +322,11 @@ impl Session {
     /// Whether the last heartbeat failed: the coordinator cannot be reached, for the time being.
     pub fn is_unheard(&self) -> bool {
         self.inner.unheard.load(Ordering::SeqCst)
+    }
+
+    /// Why a server other than the coordinator cannot be reached, if the last look at them says so.
+    pub fn silent(&self) -> Option<FabricError> {
+        lock(&self.inner.silent).clone()
     }
 
     /// Whether the session was closed from here.
@@ -453,21 +461,21 @@ impl Session {
     }
 
     /// Asks the servers other than the coordinator, which hears from us often, whether they still know the session: one that came back
-    /// does not. An error that does not end the session says which server is silent.
-    pub async fn look_around(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
+    /// does not. What does not end the session says which server is silent ([`Session::silent`]).
+    pub async fn look_around(&self, endpoint: &Endpoint) {
+        let mut silent = None;
         for server in self.others() {
             let probe = Request::Heartbeat { oldest_pin: 0, flushed: 0, does_chores: false };
-            match endpoint.op().control(server, &probe).await {
+            if let Err(error) = endpoint.op().control(server, &probe).await {
                 // It looks who is calling before it looks what for.
-                Err(error) if matches!(error.control(), Some(ControlError::NotCoordinator { .. })) => {}
-                Ok(_) => {}
-                Err(error) => {
+                if !matches!(error.control(), Some(ControlError::NotCoordinator { .. })) {
                     self.note_end(&error);
-                    return Err(error);
+                    silent = Some(error);
+                    break;
                 }
             }
         }
-        Ok(())
+        *lock(&self.inner.silent) = silent;
     }
 
     fn learn(&self, epochs: Epochs, dropping: Vec<IndexId>) {
@@ -603,19 +611,22 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the session: no lock is held, nothing is in flight. Its chunks become nobody's. Where it is not
-    /// known any more, it has been ended before.
+    /// Ends the session: no lock is held, nothing is in flight. Its chunks become nobody's.
     pub async fn close(self, endpoint: &Endpoint) -> Result<(), FabricError> {
         self.inner.closed.store(true, Ordering::SeqCst);
         let op = endpoint.op();
-        for server in self.others().chain([ServerId::COORDINATOR]) {
+        for server in self.others() {
             match op.control(server, &Request::CloseSession {}).await {
-                // Closed already, by a call whose reply was lost; or fenced, and then others clean up.
-                Ok(_) | Err(FabricError::Fenced { .. }) => {}
+                Ok(_) => {}
+                // It came back, or others have fenced us: something of ours is still there, and others have to clean it up.
+                Err(FabricError::Fenced { .. }) => return self.fence_itself(endpoint).await,
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
+        match op.control(ServerId::COORDINATOR, &Request::CloseSession {}).await {
+            Ok(_) | Err(FabricError::Fenced { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Ends a session for which no endpoint was to be had, so that nobody has to wait for the end of its lease.

@@ -26,9 +26,8 @@ use std::thread::JoinHandle;
 /// A lease is renewed so often while it runs, and at least every tenth of a second, so that memory comes back soon.
 const HEARTBEATS_PER_LEASE: u64 = 4;
 const HEARTBEAT_NS: u64 = 100 * MILLISECOND;
-/// How often it is looked whether the session is still one, and of so many times once at servers that hear from us only with verbs.
+/// How often it is looked whether the session is still one, and whether it has heard from all servers.
 const LOOK_NS: u64 = 100 * MILLISECOND;
-const LOOKS_PER_ROUND: u32 = 5;
 /// How often it is looked whether other threads have ended.
 const REST_LOOK_NS: u64 = MILLISECOND;
 /// How long a gateway waits before it tries again to join, and how often it looks meanwhile whether it is to stop.
@@ -309,14 +308,11 @@ async fn pass_on(from: Arc<Stop>, to: Arc<Stop>) {
 async fn watch(pool: Pool, endpoint: Endpoint, common: Arc<Common>, stop: Arc<Stop>) {
     let session = pool.session();
     while !stop.is_set() {
-        for _ in 0..LOOKS_PER_ROUND {
-            if session.is_lost() || pool.has_dropped_index() {
-                return stop.set();
-            }
-            endpoint.sleep(LOOK_NS).await;
+        if session.is_lost() || pool.has_dropped_index() {
+            return stop.set();
         }
-        let silent = session.look_around(&endpoint).await.err();
-        common.health.heard(silent.map(|error| error.to_string()));
+        endpoint.sleep(LOOK_NS).await;
+        common.health.heard(session.silent().map(|error| error.to_string()));
     }
 }
 

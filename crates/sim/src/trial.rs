@@ -389,26 +389,25 @@ async fn drive<E: Engine>(
             number += 1;
         }
     }
-    match take_stock(&sim, &engine, &trial, (&pool, &attached), &endpoint).await {
-        // A slow server cost the driver its lease too, and a client took it for dead. Nobody is left who could do so again.
-        Err(IndexError::Fenced) => {
-            marks::hit("driver_fenced");
-            let before = pool.session().clone();
-            let pool = join(&cluster, &engine).await?;
-            let endpoint = pool.session().endpoint()?;
-            // Where only one server has ended it, by a restart, the others still have it for alive. Nobody else can have its number.
-            let op = endpoint.op();
-            let listed = pool.session().list(&op).await?;
-            if listed.iter().any(|info| (info.session, info.term) == (before.id(), before.term())) {
-                pool.session().fence(&op, before.id(), true).await?;
-            }
-            drop(op);
-            pool.keep_alive(&endpoint, HEARTBEAT_NS);
-            let attached = engine.attach(&pool, &endpoint, INDEX).await?;
-            take_stock(&sim, &engine, &trial, (&pool, &attached), &endpoint).await
+    let mut stock = take_stock(&sim, &engine, &trial, (&pool, &attached), &endpoint).await;
+    for _ in 0..MAX_LIVES {
+        // A slow server cost the driver its lease too, and a client took it for dead; or a server that came back ended it.
+        if !stock.as_ref().is_err_and(IndexError::is_unknown) {
+            break;
         }
-        ended => ended,
+        marks::hit("driver_fenced");
+        stock = take_stock_anew(&sim, &engine, &trial).await;
     }
+    stock
+}
+
+/// Joins the pool anew to see what is there.
+async fn take_stock_anew<E: Engine>(sim: &Sim, engine: &E, trial: &Trial) -> Result<Stock, IndexError> {
+    let pool = join(&sim.cluster(), engine).await?;
+    let endpoint = pool.session().endpoint()?;
+    pool.keep_alive(&endpoint, HEARTBEAT_NS);
+    let attached = engine.attach(&pool, &endpoint, INDEX).await?;
+    take_stock(sim, engine, trial, (&pool, &attached), &endpoint).await
 }
 
 /// Joins the pool, with the engine's mistakes.

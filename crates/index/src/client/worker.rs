@@ -22,9 +22,8 @@ use std::thread::JoinHandle;
 const HEARTBEATS_PER_LEASE: u64 = 4;
 /// How often the epoch is to advance, so that memory comes back soon.
 const HEARTBEAT_NS: u64 = 100_000_000;
-/// How often it is looked whether the session is still one, and of so many times once at servers that hear from us only with verbs.
+/// How often it is looked whether the session is still one.
 const LOOK_NS: u64 = 100_000_000;
-const LOOKS_PER_ROUND: u32 = 5;
 /// How long a client waits before it tries again to join, and how often it looks meanwhile whether it is still wanted.
 const REJOIN_NS: u64 = 200_000_000;
 const REJOIN_LOOKS: u64 = 4;
@@ -243,16 +242,10 @@ async fn join(cluster: &Cluster, label: Label) -> Result<(Pool, Endpoint), Index
 /// Waits until the session is lost; then what is given fails until there is another.
 async fn watch(pool: Pool, endpoint: Endpoint, queue: Arc<Queue>, term: Term) {
     let session = pool.session();
-    loop {
-        for _ in 0..LOOKS_PER_ROUND {
-            if session.is_lost() {
-                return queue.end(term, &FabricError::Fenced { session: session.id() }.into());
-            }
-            endpoint.sleep(LOOK_NS).await;
-        }
-        // A server that is silent may answer again; one that has lost us shows in the session.
-        let _ = session.look_around(&endpoint).await;
+    while !session.is_lost() {
+        endpoint.sleep(LOOK_NS).await;
     }
+    queue.end(term, &FabricError::Fenced { session: session.id() }.into());
 }
 
 fn pause(queue: &Queue) {

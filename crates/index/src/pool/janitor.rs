@@ -16,15 +16,25 @@ use std::rc::Rc;
 const MAX_CHORES: u32 = 4;
 /// So much sooner comes the next heartbeat after one that brought a chore.
 const BEATS_WITH_CHORES: Nanos = 16;
+/// So many heartbeats lie between two looks at the servers that hear from us only with verbs.
+const BEATS_PER_LOOK: Nanos = 5;
 /// How often a reaper looks whether it has made room, and how long it waits in between.
 const MAX_ROOM_WAITS: u32 = 2_000;
 const ROOM_WAIT_NS: Nanos = 5 * MILLISECOND;
 
 impl Pool {
-    /// Keeps the session alive from tasks of `endpoint`'s thread, until it is closed or lost, and does chores of the pool. The
-    /// thread's executor has to run at least every third of a lease.
+    /// Keeps the session alive from tasks of `endpoint`'s thread, until it is closed or lost, looks whether all servers still know it, and
+    /// does chores of the pool. The thread's executor has to run at least every third of a lease.
     pub fn keep_alive(&self, endpoint: &Endpoint, every: Nanos) {
         let janitor = self.session.endpoint().unwrap_or_else(|_| endpoint.clone());
+        let (session, looker) = (self.session.clone(), janitor.clone());
+        janitor.spawn(async move {
+            // A server that came back has ended the sessions that it found, and the coordinator does not know.
+            while !session.is_closed() && !session.is_lost() {
+                looker.sleep(every.saturating_mul(BEATS_PER_LOOK)).await;
+                session.look_around(&looker).await;
+            }
+        });
         let (pool, endpoint) = (self.clone(), endpoint.clone());
         endpoint.clone().spawn(async move {
             let chores = Rc::new(Cell::new(0));

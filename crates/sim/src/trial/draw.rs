@@ -24,9 +24,8 @@ pub enum FaultKind {
 }
 
 impl FaultKind {
-    /// Those that are drawn at random: all, except that a server that restarts ends the sessions that it finds, and that is a trial of
-    /// its own.
-    pub const ALL: [FaultKind; 10] = [
+    /// Those that are drawn at random: all.
+    pub const ALL: [FaultKind; 11] = [
         Self::Kill,
         Self::KillAtCall,
         Self::KillAtMark,
@@ -36,6 +35,7 @@ impl FaultKind {
         Self::FailReconnect,
         Self::Cut,
         Self::SlowServer,
+        Self::RestartServer,
         Self::SkewClock,
     ];
 }
@@ -195,6 +195,6 @@ mod tests {
                 trial.faults.faults.iter().map(|f| f.to_string().split(':').next().map(str::to_owned)),
             );
         }
-        assert_eq!(kinds.len(), 11, "{kinds:?}");
+        assert_eq!(kinds.len(), 12, "{kinds:?}");
     }
 }

@@ -85,6 +85,16 @@ fn lines_are_cut_and_heal() {
     all(40, |seed| crowded(seed).with_faults(FaultKind::Cut, 3));
 }
 
+/// A server that comes back on its memory has ended the sessions that it finds; the others still have them for alive.
+#[test]
+fn servers_come_back_on_their_memory() {
+    let sum = all(40, |seed| crowded(seed).with_faults(FaultKind::RestartServer, 2));
+    sum.assert_ran(&[("session_condemned", 50), ("session_recovered", 100)]);
+    let dying = |seed| crowded(seed).with_dying_adopters(1).with_faults(FaultKind::RestartServer, 2);
+    all(40, dying);
+    all(20, |seed| Trial { cancel: 5, leaves: 1, ..crowded(seed) }.with_faults(FaultKind::RestartServer, 2));
+}
+
 #[test]
 fn dropped_futures_leave_nothing_behind() {
     let sum = all(30, |seed| Trial { cancel: 5, ..crowded(seed) });
