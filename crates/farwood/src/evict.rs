@@ -99,7 +99,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let options = JoinOptions { session, ..JoinOptions::default() };
     let evicted = executor.block_on(async {
         let pool = Pool::join_with(&cluster, options).await.map_err(text)?;
-        let endpoint = pool.session().endpoint().map_err(text)?;
+        let (pool, endpoint) = pool.with_endpoint().await.map_err(text)?;
         // It does chores too: where nobody else lives in the pool, it recovers the session itself.
         pool.keep_alive(&endpoint, LOOK_NS);
         let evicted = evict(pool.session(), &endpoint, arguments).await;

@@ -150,8 +150,10 @@ impl Arguments {
             match dying_adopters {
                 None => usual(seed, *spelling).with_random_faults(),
                 // Few keys, so that somebody always waits for the dead.
-                Some(count) => Trial { seed, spelling: *spelling, keys: 8, ops: 40, tasks: 2, ..Trial::default() }
-                    .with_dying_adopters(count),
+                Some(count) => {
+                    Trial { seed, spelling: *spelling, keys: 8, ops: 40, tasks: 2, ..Trial::default() }
+                        .with_dying_adopters(count)
+                }
             }
         })))
     }

@@ -20,7 +20,7 @@ pub(crate) struct Health {
 #[derive(Debug)]
 enum State {
     /// There is no session.
-    Absent { why: String },
+    Absent { why: String, has_index: bool },
     /// There is one; perhaps a server other than the coordinator does not answer.
     Joined { session: Session, silent: Option<String> },
 }
@@ -28,7 +28,10 @@ enum State {
 impl Default for Health {
     fn default() -> Self {
         Self {
-            state: Mutex::new(State::Absent { why: "it has not joined the pool yet".to_owned() }),
+            state: Mutex::new(State::Absent {
+                why: "it has not joined the pool yet".to_owned(),
+                has_index: true,
+            }),
             sessions: AtomicU64::new(0),
         }
     }
@@ -45,10 +48,11 @@ impl Health {
         self.sessions.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// There is no session, or none any more; whether this is another reason than before.
-    pub(crate) fn absent(&self, why: &str) -> bool {
-        let before = std::mem::replace(&mut *self.lock(), State::Absent { why: why.to_owned() });
-        !matches!(before, State::Absent { why: before } if before == why)
+    /// There is no session, or none any more, perhaps for want of an index; whether this is another reason than before.
+    pub(crate) fn absent(&self, why: &str, has_index: bool) -> bool {
+        let now = State::Absent { why: why.to_owned(), has_index };
+        let before = std::mem::replace(&mut *self.lock(), now);
+        !matches!(before, State::Absent { why: before, .. } if before == why)
     }
 
     /// A server does not answer, or all do again.
@@ -74,7 +78,7 @@ impl Health {
     /// Why the gateway cannot serve, if it cannot.
     pub(crate) fn trouble(&self) -> Option<String> {
         match &*self.lock() {
-            State::Absent { why } => Some(format!("no session with the memory servers: {why}")),
+            State::Absent { why, .. } => Some(format!("no session with the memory servers: {why}")),
             State::Joined { session, .. } if session.is_lost() => {
                 Some("the session with the memory servers was lost".to_owned())
             }
@@ -96,10 +100,18 @@ impl Health {
         }
     }
 
-    /// What commands that need the index answer meanwhile. Client libraries take `LOADING` for what passes by itself.
-    pub(crate) fn refusal(&self) -> String {
-        let why = self.trouble().unwrap_or_else(|| "a moment ago there was no session".to_owned());
-        format!("LOADING {why}; the gateway joins again by itself, try again")
+    /// What commands that need the index answer meanwhile. Client libraries take `LOADING` for what passes by itself; the reason is for
+    /// operators ([`Self::trouble`]), unless it is theirs to mend.
+    pub(crate) fn refusal(&self) -> &'static str {
+        match &*self.lock() {
+            State::Absent { has_index: false, .. } => {
+                "LOADING there is no index that the gateway can serve; it goes on by itself when one is created, try again"
+            }
+            State::Joined { session, .. } if !session.is_lost() => {
+                "LOADING the memory servers do not answer; the gateway goes on by itself when they do, try again"
+            }
+            _ => "LOADING the gateway has lost the memory servers and joins them again by itself, try again",
+        }
     }
 }
 

@@ -13,7 +13,7 @@
 
 use crate::common::{Common, Stop};
 use crate::shard::{self, Guest, Inbox, Joined, Start};
-use crate::store::{Backing, Store};
+use crate::store::{Backing, Store, lacks_index};
 use farwood_fabric::clock::MILLISECOND;
 use farwood_fabric::{Cluster, Endpoint, Executor, FabricError, Label, SessionOptions};
 use farwood_index::{IndexError, Pool};
@@ -23,9 +23,6 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 
-/// A lease is renewed so often while it runs, and at least every tenth of a second, so that memory comes back soon.
-const HEARTBEATS_PER_LEASE: u64 = 4;
-const HEARTBEAT_NS: u64 = 100 * MILLISECOND;
 /// How often it is looked whether the session is still one, and whether it has heard from all servers.
 const LOOK_NS: u64 = 100 * MILLISECOND;
 /// How often it is looked whether other threads have ended.
@@ -51,7 +48,23 @@ enum Ended {
     /// As it was to.
     Stopped,
     /// It was lost.
-    Lost(String),
+    Lost(Lost),
+}
+
+/// Why there is no session.
+struct Lost {
+    why: String,
+    has_index: bool,
+}
+
+impl Lost {
+    fn new(why: impl Into<String>) -> Self {
+        Self { why: why.into(), has_index: true }
+    }
+
+    fn from_error(error: &IndexError) -> Self {
+        Self { why: error.to_string(), has_index: !lacks_index(error) }
+    }
 }
 
 impl<B: Backing> Lead<B> {
@@ -71,16 +84,16 @@ impl<B: Backing> Lead<B> {
                 self.serve(joined, starting.take()).await
             });
             executor.clear();
-            let why = match ended {
+            let lost = match ended {
                 Ok(Ended::Stopped) => break,
-                Ok(Ended::Lost(why)) => why,
+                Ok(Ended::Lost(lost)) => lost,
                 Err(error) => match starting {
                     // Nobody was served yet, and who started us hears why.
                     Some(ready) => return drop(ready.send(Err(error))),
-                    None => error.to_string(),
+                    None => Lost::from_error(&error),
                 },
             };
-            self.absent(&why);
+            self.absent(&lost);
             if meanwhile.is_none() {
                 self.gather_clients();
                 meanwhile = self.serve_meanwhile();
@@ -88,7 +101,7 @@ impl<B: Backing> Lead<B> {
             is_emptied |= self.find_servers();
         }
         drop(meanwhile);
-        let _ = self.common.health.absent("the gateway has stopped");
+        let _ = self.common.health.absent("the gateway has stopped", true);
         drop(self.common.lobby.take_all());
         self.gather_clients();
     }
@@ -105,14 +118,14 @@ impl<B: Backing> Lead<B> {
                     let before = std::mem::replace(&mut self.cluster, cluster);
                     return !self.cluster.view().emptied_since(&before.view()).is_empty();
                 }
-                Err(error) => self.absent(&error.to_string()),
+                Err(error) => self.absent(&Lost::from_error(&error.into())),
             }
         }
     }
 
     /// Says why there is no session, once until there is another reason.
-    fn absent(&self, why: &str) {
-        if self.common.health.absent(why) {
+    fn absent(&self, Lost { why, has_index }: &Lost) {
+        if self.common.health.absent(why, *has_index) {
             tracing::warn!("no session with the memory servers: {why}; joining again until it works");
         }
     }
@@ -120,17 +133,8 @@ impl<B: Backing> Lead<B> {
     /// Joins the pool and opens the index. If that fails, nothing of it stays.
     async fn join(&self, is_emptied: bool) -> Result<Joined<B::Store>, IndexError> {
         let label = Label::of_process("gateway");
-        let pool = Pool::join(&self.cluster, SessionOptions { label, ..SessionOptions::default() }).await?;
-        let endpoint = match pool.session().endpoint() {
-            Ok(endpoint) => endpoint,
-            Err(error) => {
-                let _ = pool.session().clone().close_unused().await;
-                return Err(error.into());
-            }
-        };
-        let lease = pool.session().lease_ns();
-        let every = if lease == 0 { HEARTBEAT_NS } else { HEARTBEAT_NS.min(lease / HEARTBEATS_PER_LEASE) };
-        pool.keep_alive(&endpoint, every);
+        let options = SessionOptions { label, ..SessionOptions::default() };
+        let (pool, endpoint) = Pool::join_alive(&self.cluster, options).await?;
         let opened = if is_emptied {
             self.backing.open_or_make(&pool, &endpoint).await
         } else {
@@ -205,8 +209,11 @@ impl<B: Backing> Lead<B> {
         match failed {
             Some(error) => Err(error),
             None if self.stop.is_set() => Ok(Ended::Stopped),
-            None if is_dropped => Ok(Ended::Lost("the index was dropped; create it anew".to_owned())),
-            None => Ok(Ended::Lost("a memory server has lost the session".to_owned())),
+            None if is_dropped => {
+                let why = "the index was dropped; create it anew".to_owned();
+                Ok(Ended::Lost(Lost { why, has_index: false }))
+            }
+            None => Ok(Ended::Lost(Lost::new("a memory server has lost the session"))),
         }
     }
 
@@ -277,16 +284,16 @@ impl Drop for Meanwhile {
 }
 
 /// Why there is no session any more.
-fn lost(pool: &Pool) -> String {
+fn lost(pool: &Pool) -> Lost {
     let session = pool.session();
-    if session.is_fenced() {
+    Lost::new(if session.is_fenced() {
         format!(
             "{} was fenced, since a memory server had not heard from it in time or was started again",
             session.id()
         )
     } else {
         format!("a memory server of {} is gone", session.id())
-    }
+    })
 }
 
 /// Leaves the pool. If commands were cut short, others have to clean up: the session is given up, so that they do it soon.
@@ -312,7 +319,7 @@ async fn watch(pool: Pool, endpoint: Endpoint, common: Arc<Common>, stop: Arc<St
             return stop.set();
         }
         endpoint.sleep(LOOK_NS).await;
-        common.health.heard(session.silent().map(|error| error.to_string()));
+        common.health.heard(session.silent().map(|error| IndexError::from(error).to_string()));
     }
 }
 

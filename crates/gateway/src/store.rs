@@ -60,7 +60,7 @@ impl Backing for NamedIndex {
 
     async fn open_or_make(&self, pool: &Pool, endpoint: &Endpoint) -> Result<Index, IndexError> {
         let absent = match self.open(pool, endpoint).await {
-            Err(error) if matches!(control(&error), Some(ControlError::NoSuchIndex { .. })) => error,
+            Err(error) if is_missing(&error) => error,
             opened => return opened,
         };
         let Some(engine) = self.engine.get() else { return Err(absent) };
@@ -91,6 +91,16 @@ impl Backing for NamedIndex {
             }
         }
     }
+}
+
+/// Whether there is no index of this name.
+fn is_missing(error: &IndexError) -> bool {
+    matches!(control(error), Some(ControlError::NoSuchIndex { .. }))
+}
+
+/// Whether there is no index of this name that a gateway can serve.
+pub(crate) fn lacks_index(error: &IndexError) -> bool {
+    is_missing(error) || matches!(error, IndexError::BadConfig { .. })
 }
 
 /// What a memory server refused, if that is what happened.

@@ -1,7 +1,7 @@
 //! What every index offers: the operations, and the ways in which they can fail.
 
-use farwood_fabric::FabricError;
 use farwood_fabric::control::ControlError;
+use farwood_fabric::{FabricError, SessionId};
 use std::fmt;
 use std::ops::Bound;
 
@@ -50,6 +50,13 @@ pub enum IndexError {
         /// What was found.
         what: String,
     },
+    /// A check found something wrong, and sessions are dead that may have left it so and are not recovered yet.
+    Unrecovered {
+        /// The dead.
+        sessions: Vec<SessionId>,
+        /// What was found.
+        what: String,
+    },
     /// The memory servers, or the way to them, failed. The operation did not happen.
     Fabric(FabricError),
 }
@@ -84,6 +91,18 @@ impl fmt::Display for IndexError {
                 write!(f, "did not get {what} in {attempts} attempts; try again later")
             }
             Self::Corrupt { what } => write!(f, "far memory is damaged: {what}; run a check of the index"),
+            Self::Unrecovered { sessions, what } => {
+                let names: Vec<_> = sessions.iter().map(ToString::to_string).collect();
+                write!(
+                    f,
+                    "not known to be whole: dead and not recovered yet: {}; that may be why {what}; check again later",
+                    names.join(", ")
+                )
+            }
+            // Who uses an index has no connection to see to.
+            Self::Fabric(FabricError::Disconnected { server }) => {
+                write!(f, "the connection to server {server} is down; the operation did not happen, try again later")
+            }
             Self::Fabric(error) => error.fmt(f),
         }
     }

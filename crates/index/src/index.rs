@@ -36,6 +36,7 @@ pub struct Index {
 
 struct Inner {
     name: String,
+    pool: Pool,
     engine: AnyEngine,
     attached: AnyAttached,
     numbers: Mutex<Numbers>,
@@ -86,7 +87,8 @@ impl Index {
             return Ok(Self { inner });
         }
         let attached = engine.attach(pool, endpoint, &info.name).await?;
-        let inner = Inner { name: info.name.clone(), engine, attached, numbers: Mutex::default() };
+        let (name, numbers) = (info.name.clone(), Mutex::default());
+        let inner = Inner { name, pool: pool.clone(), engine, attached, numbers };
         Ok(Self { inner: pool.remember(info.id, Arc::new(inner)) })
     }
 
@@ -134,9 +136,17 @@ impl Index {
         work(&mut self.inner.numbers.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Walks the whole index while nobody writes and verifies every invariant; how many heap objects it has.
+    /// Walks the whole index while nobody writes and verifies every invariant; how many heap objects it has. Dead sessions are
+    /// recovered first; if some cannot be, what is wrong may be theirs, and is [`IndexError::Unrecovered`].
     pub async fn check(&self, endpoint: &Endpoint) -> Result<usize, IndexError> {
-        self.inner.engine.check(&self.inner.attached, endpoint).await.map(|objects| objects.len())
+        let sessions = self.inner.pool.recover_all(endpoint).await?;
+        match self.inner.engine.check(&self.inner.attached, endpoint).await {
+            Ok(objects) => Ok(objects.len()),
+            Err(IndexError::Corrupt { what }) if !sessions.is_empty() => {
+                Err(IndexError::Unrecovered { sessions, what })
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// How many bytes this compute server spends on it.

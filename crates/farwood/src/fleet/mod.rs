@@ -283,8 +283,7 @@ pub(crate) async fn with_pool<T>(
     options: SessionOptions,
     body: impl AsyncFnOnce(&Pool, &Endpoint) -> Result<T, IndexError>,
 ) -> Result<T, IndexError> {
-    let pool = Pool::join(cluster, options).await?;
-    let endpoint = pool.session().endpoint()?;
+    let (pool, endpoint) = Pool::join(cluster, options).await?.with_endpoint().await?;
     let result = body(&pool, &endpoint).await;
     let left = pool.leave(&endpoint).await;
     let value = result?;

@@ -5,11 +5,20 @@ use farwood_fabric::Cluster;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
 use farwood_fabric::transport::tcp::{TcpCluster, TcpOptions};
-use std::io::{BufRead, BufReader, Read};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// How long servers may take to end when they are told to.
+const ENDING: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(5);
 
 /// How neighbours are reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,8 +47,69 @@ impl Plan {
 /// Server processes and the folder with their sockets; both go with this.
 #[derive(Debug)]
 pub(crate) struct Neighbours {
-    folder: PathBuf,
     servers: Vec<Child>,
+    folder: Folder,
+}
+
+/// A folder of this process that is removed with its contents. Its name says whose it is, and its owner has a lock on it, so that what a
+/// killed process left is removed by the next one.
+#[derive(Debug)]
+struct Folder {
+    path: PathBuf,
+    _lock: OwnedFd,
+}
+
+impl Folder {
+    const NAME: &str = "farwood";
+
+    fn make() -> Result<Self, String> {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let place = std::env::temp_dir();
+        Self::remove_abandoned(&place);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let path = place.join(format!("{}-{}-{number}", Self::NAME, std::process::id()));
+        let cannot = |error: io::Error| format!("cannot make the folder {}: {error}", path.display());
+        std::fs::create_dir(&path).map_err(cannot)?;
+        let lock = Self::lock(&path, OFlags::CREATE).map_err(|error| cannot(error.into()))?;
+        Ok(Self { path, _lock: lock })
+    }
+
+    /// The lock on a folder, which ends with the process; an error if another process has it. Not on the folder itself, which servers lock.
+    fn lock(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let flags = flags | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = open(path.join("owner"), flags, Mode::RUSR | Mode::WUSR)?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(file)
+    }
+
+    /// Removes folders whose processes are gone.
+    fn remove_abandoned(place: &Path) {
+        let Ok(entries) = place.read_dir() else { return };
+        for entry in entries.flatten() {
+            let is_gone = entry.file_name().to_str().and_then(Self::owner).is_some_and(|pid| {
+                // A process of another container may be there though this one does not see it; its lock is seen.
+                test_kill_process(pid) == Err(Errno::SRCH)
+            });
+            // What is not ours cannot be removed.
+            if is_gone && matches!(Self::lock(&entry.path(), OFlags::empty()), Ok(_) | Err(Errno::NOENT)) {
+                let _ = std::fs::remove_dir_all(entry.path());
+            }
+        }
+    }
+
+    /// Whose folder this is, if it is one.
+    fn owner(name: &str) -> Option<Pid> {
+        let (pid, number) = name.strip_prefix(Self::NAME)?.strip_prefix('-')?.split_once('-')?;
+        number.parse::<u32>().ok()?;
+        Pid::from_raw(pid.parse().ok()?)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // A server that was killed has left its socket.
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
 }
 
 impl Neighbours {
@@ -50,19 +120,14 @@ impl Neighbours {
 
     /// The same, with everything said.
     pub(crate) fn start_as(plan: &Plan) -> Result<(Self, Cluster), String> {
-        static STARTED: AtomicU32 = AtomicU32::new(0);
-        let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("farwood-{}-{number}", std::process::id()));
-        std::fs::create_dir(&folder)
-            .map_err(|error| format!("cannot make the folder {}: {error}", folder.display()))?;
-        let mut neighbours = Self { folder, servers: Vec::new() };
+        let mut neighbours = Self { servers: Vec::new(), folder: Folder::make()? };
         let mut addresses = Vec::new();
         for server in 0..plan.shape.servers {
             let said = neighbours.start_one(plan, server)?;
             addresses.extend(said.trim_end().rsplit_once("tcp://").map(|(_, address)| address.to_owned()));
         }
         let cluster = match plan.over {
-            Over::Shm => ShmCluster::connect(&[neighbours.folder.clone()], &ShmOptions::default()),
+            Over::Shm => ShmCluster::connect(&[neighbours.folder.path.clone()], &ShmOptions::default()),
             Over::Tcp => TcpCluster::connect(&addresses, &TcpOptions::default()),
         };
         Ok((neighbours, cluster.map_err(|error| error.to_string())?))
@@ -72,7 +137,7 @@ impl Neighbours {
     fn start_one(&mut self, plan: &Plan, server: u16) -> Result<String, String> {
         let Shape { servers, bytes } = plan.shape;
         let place = match plan.over {
-            Over::Shm => ["--shm".as_ref(), self.folder.as_os_str()],
+            Over::Shm => ["--shm".as_ref(), self.folder.path.as_os_str()],
             Over::Tcp => ["--listen".as_ref(), "127.0.0.1:0".as_ref()],
         };
         let failed = |error: std::io::Error| format!("cannot start a memory server: {error}");
@@ -132,14 +197,48 @@ fn pass_on(said: ChildStderr) {
 }
 
 impl Drop for Neighbours {
+    #[expect(clippy::disallowed_methods, reason = "waits for processes")]
     fn drop(&mut self) {
         for server in &mut self.servers {
             // That is what they wait for.
             drop(server.stdin.take());
         }
+        let mut looks = ENDING.as_millis() / LOOK.as_millis();
         for server in &mut self.servers {
+            while looks > 0 && matches!(server.try_wait(), Ok(None)) {
+                std::thread::sleep(LOOK);
+                looks -= 1;
+            }
+            // One that was stopped does not hear us.
+            let _ = server.kill();
             let _ = server.wait();
         }
-        let _ = std::fs::remove_dir(&self.folder);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_processes_that_are_gone_are_removed_and_no_others() {
+        let place = Folder::make().expect("a folder");
+        // No process has such a number.
+        let gone = place.path.join("farwood-2000000000-0");
+        let locked = place.path.join("farwood-2000000000-1");
+        let ours = place.path.join(format!("farwood-{}-0", std::process::id()));
+        let others = ["farwood-up-2000000000-0", "farwood-2000000000", "farwood-x-0"]
+            .map(|name| place.path.join(name));
+        for folder in [&gone, &locked, &ours].into_iter().chain(&others) {
+            std::fs::create_dir(folder).expect("a folder");
+            std::fs::write(folder.join("m0.sock"), "").expect("a file");
+        }
+        let lock = Folder::lock(&locked, OFlags::CREATE).expect("nobody has it");
+        Folder::remove_abandoned(&place.path);
+        assert!(!gone.exists());
+        assert!([&locked, &ours].into_iter().chain(&others).all(|folder| folder.exists()));
+        drop(lock);
+        Folder::remove_abandoned(&place.path);
+        assert!(!locked.exists());
     }
 }

@@ -1,7 +1,10 @@
 //! `farwood create`, `put`, `get`, `del`, `scan`, `check`, `drop`, `list` on a pool that runs, as typed by hand.
 
-use super::world::{Over, Servers, farwood};
-use farwood_index::{AnyEngine, Client, IndexError};
+use super::parts::{TREES, cells};
+use super::world::{Over, Process, Servers, client, connect, farwood, nap};
+use farwood_fabric::{Executor, SessionOptions};
+use farwood_index::{AnyEngine, Client, Engine, IndexError, Pool};
+use std::time::Duration;
 
 struct Shell {
     url: String,
@@ -74,6 +77,55 @@ fn an_index_by_hand() {
     let nowhere = Shell { url: "tcp://127.0.0.1:1".to_owned() };
     nowhere.refused("get", &["numbers", "1"], "no server listens");
     Shell { url: "nowhere".to_owned() }.refused("list", &[], "names no servers");
+}
+
+/// Who is killed holds locks, and has a lease for a moment: a check waits for his recovery, or does it.
+#[test]
+fn a_check_recovers_the_dead_first() {
+    let servers = Servers::start(&["--lease-ms", "5000"]);
+    let place = servers.place(Over::Tcp);
+    let shell = Shell { url: place.clone() };
+    for (name, engine) in TREES {
+        shell.expect("create", &[name, "--engine", engine], "", 0);
+    }
+    for round in 0..3 {
+        let mut clients = [client("trees", &place), client("trees", &place)];
+        nap(Duration::from_millis(50));
+        clients.iter_mut().for_each(Process::kill);
+        for (name, _) in TREES {
+            let (said, code) = shell.run("check", &[name]);
+            assert!(code == Some(0) && said.contains("is whole"), "round {round}: {said}");
+        }
+    }
+}
+
+/// The binary does not know the engine of one index, so it cannot recover anybody; what the dead hold is not damage.
+#[test]
+fn a_check_says_who_is_dead_and_not_recovered() {
+    let servers = Servers::start(&["--lease-ms", "1000"]);
+    let place = servers.place(Over::Tcp);
+    let shell = Shell { url: place.clone() };
+    for (name, engine) in TREES {
+        shell.expect("create", &[name, "--engine", engine], "", 0);
+    }
+    let executor = Executor::new();
+    executor.block_on(async {
+        let cluster = connect(&place).expect("the pool is there");
+        let (pool, endpoint) = Pool::join_alive(&cluster, SessionOptions::default()).await.expect("joins");
+        cells().create(&pool, &endpoint, "strange").await.expect("creates");
+        pool.leave(&endpoint).await.expect("leaves");
+    });
+    executor.clear();
+    // It may be that none of them holds a lock when they die.
+    let is_told = (0..5).any(|_| {
+        let mut clients = [client("trees", &place), client("trees", &place)];
+        nap(Duration::from_millis(50));
+        clients.iter_mut().for_each(Process::kill);
+        let (said, code) = shell.run("check", &["one"]);
+        assert!(!said.contains("damaged"), "{said}");
+        code == Some(2) && said.contains("dead and not recovered yet")
+    });
+    assert!(is_told);
 }
 
 /// A client whose server dies says so, whatever it is asked, and ends; nothing hangs.

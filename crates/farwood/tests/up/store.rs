@@ -29,9 +29,52 @@ fn a_new_users_path_and_nothing_is_left_behind() {
     assert!(!said.contains("WARN") && !said.contains("ERROR"), "{said}");
     assert_eq!(client.try_say("PING"), None);
     assert!(!processes.iter().any(|process| is_alive(*process)), "servers have ended");
-    let left: Vec<_> =
-        temporary.0.read_dir().expect("it is there").flatten().map(|entry| entry.file_name()).collect();
-    assert_eq!(left, [] as [&str; 0]);
+    assert_eq!(temporary.names(), [] as [&str; 0]);
+}
+
+/// However it ends, no folder stays; if it was killed, until the next one starts.
+#[test]
+fn no_ending_leaves_a_folder() {
+    let temporary = Folder::new();
+    let start = || Running::up(&["--servers", "1"], &temporary);
+    for signal in [Signal::TERM, Signal::HUP] {
+        let mut up = start();
+        assert_eq!(temporary.names().len(), 1);
+        up.signal(signal);
+        assert!(up.wait().success());
+        assert_eq!(temporary.names(), [] as [&str; 0], "{signal:?}");
+    }
+    let running = start();
+    let taken = format!("127.0.0.1:{}", running.port);
+    let mut failed = Running::start(&["up", "--memory", "64MiB", "--listen", &taken], 0, &temporary);
+    assert_eq!(failed.wait().code(), Some(2));
+    assert_eq!(temporary.names().len(), 1, "that of the one that runs");
+    let processes = servers(&running);
+    kill(processes[0], Signal::STOP);
+    // It is killed, and its server does not notice.
+    drop(running);
+    let left = temporary.names();
+    assert_eq!(left.len(), 1);
+    let mut next = start();
+    assert_eq!(temporary.names().len(), 1);
+    assert_ne!(temporary.names(), left);
+    kill(processes[0], Signal::KILL);
+    next.signal(Signal::INT);
+    assert!(next.wait().success());
+    assert_eq!(temporary.names(), [] as [&str; 0]);
+}
+
+/// A memory server that stands still cannot keep `up` from ending.
+#[test]
+fn a_stopped_server_is_ended_too() {
+    let temporary = Folder::new();
+    let mut up = Running::up(&["--servers", "2"], &temporary);
+    let processes = servers(&up);
+    kill(processes[1], Signal::STOP);
+    up.signal(Signal::INT);
+    up.wait();
+    assert!(!processes.iter().any(|process| is_alive(*process)), "servers have ended");
+    assert_eq!(temporary.names(), [] as [&str; 0]);
 }
 
 #[test]
@@ -82,6 +125,7 @@ fn a_part_that_dies_is_named() {
     let said = up.complaints();
     assert!(said.contains("memory server 1 has ended (signal: 9") && said.contains("start again"), "{said}");
     wait_for("the other server to end", || !is_alive(processes[0]));
+    assert_eq!(temporary.names(), [] as [&str; 0]);
 }
 
 #[test]

@@ -26,6 +26,11 @@ impl Folder {
     pub(crate) fn text(&self) -> &str {
         self.0.to_str().expect("a plain name")
     }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        let entries = self.0.read_dir().expect("the folder is there").flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    }
 }
 
 impl Drop for Folder {

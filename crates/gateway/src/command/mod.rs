@@ -28,9 +28,12 @@ pub(crate) use table::{COMMANDS, Command, Finder, Keys, Spec};
 use crate::resp::{Reply, Request};
 use crate::shard::Shard;
 use crate::store::Store;
+use farwood_fabric::clock::{RealClock, SECOND};
+use farwood_fabric::{CallError, FabricError};
 use farwood_index::IndexError;
 use std::borrow::Cow;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Why a command was not carried out, or not known to be.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -51,11 +54,70 @@ impl Refused {
     }
 }
 
+/// What clients are told of failures that they cannot look into. Libraries repeat what was answered with `LOADING`, so that says: nothing was done.
+const AWAY: &str =
+    "LOADING the gateway does not reach a memory server just now; nothing was done, try again in a moment";
+const PARTLY: &str = "ERR the gateway does not reach a memory server just now; a part of the command may be done, read before \
+                      repeating it";
+const UNKNOWN: &str = "ERR the command may or may not have happened; read before repeating it";
+const DROPPED: &str = "LOADING the index was dropped; the gateway serves it again when it is created anew";
+const BUSY: &str =
+    "ERR others held what the command needs for too long; it was not carried out, try again later";
+const DAMAGED: &str = "ERR a part of the index is damaged, or went with the memory of a server; `farwood check` says more, or drop the \
+                       index and create it anew";
+const FAILED: &str = "ERR the command failed; the gateway's log says why";
+const OUT_OF_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
+
 impl From<IndexError> for Refused {
     fn from(error: IndexError) -> Self {
-        match error {
-            IndexError::PoolFull(_) => Self::new("OOM command not allowed when used memory > 'maxmemory'."),
-            error => Self(format!("ERR {error}").into()),
+        Self::new(match &error {
+            IndexError::BadKey { .. } | IndexError::BadValue { .. } => {
+                return Self(format!("ERR {error}").into());
+            }
+            IndexError::PoolFull(_) => OUT_OF_MEMORY,
+            IndexError::Unknown | IndexError::Fenced => UNKNOWN,
+            IndexError::Dropped => DROPPED,
+            IndexError::Closed => AWAY,
+            IndexError::Contended { .. } => BUSY,
+            IndexError::Corrupt { .. } => log_rarely(&error, DAMAGED),
+            IndexError::Fabric(fabric) => match fabric {
+                FabricError::Disconnected { .. }
+                | FabricError::ServerLost { .. }
+                | FabricError::Unreachable { .. } => AWAY,
+                FabricError::RetriesExhausted { .. } | FabricError::Call(CallError::Busy { .. }) => BUSY,
+                _ => log_rarely(&error, FAILED),
+            },
+            _ => log_rarely(&error, FAILED),
+        })
+    }
+}
+
+/// Says what is wrong where operators look, now and then.
+fn log_rarely(error: &IndexError, told: &'static str) -> &'static str {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    const EVERY_NS: u64 = 10 * SECOND;
+    let now = RealClock::of_process().now();
+    if NEXT.load(Ordering::Relaxed) <= now {
+        NEXT.store(now + EVERY_NS, Ordering::Relaxed);
+        tracing::error!("a command failed: {error}");
+    }
+    told
+}
+
+impl Refused {
+    /// What a command that failed so is answered: one that only reads can always be repeated, one that writes several keys may have
+    /// written some.
+    fn of(self, spec: &Spec, arguments: usize) -> Self {
+        let has_several = match spec.keys {
+            Keys::Nobodys | Keys::One => false,
+            Keys::All => arguments > 2,
+            Keys::Pairs => arguments > 3,
+            Keys::Whole => true,
+        };
+        match &*self.0 {
+            UNKNOWN if !spec.writes => Self::new(AWAY),
+            AWAY | DROPPED if spec.writes && has_several => Self::new(PARTLY),
+            _ => self,
         }
     }
 }
@@ -93,7 +155,7 @@ pub(crate) async fn execute<S: Store>(shard: Rc<Shard<S>>, spec: &'static Spec, 
         Command::Set if request.len() == 3 => strings::set_plainly(shard, request).await,
         _ => Box::pin(execute_other(shard, spec, request)).await,
     };
-    answer.unwrap_or_else(Reply::from)
+    answer.unwrap_or_else(|refused| refused.of(spec, request.len()).into())
 }
 
 /// Answers a command that needs the index while there is none.
@@ -160,5 +222,59 @@ async fn execute_other<S: Store>(shard: &Shard<S>, spec: &'static Spec, request:
         | Command::Quit
         | Command::Select
         | Command::Time => Err(unknown(request)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farwood_fabric::{ServerId, SessionId};
+
+    fn answer(error: IndexError, words: &[&str]) -> String {
+        let finder = Finder::new();
+        let (spec, _) = finder.find(words[0].as_bytes()).expect("a command");
+        Refused::from(error).of(spec, words.len()).0.into_owned()
+    }
+
+    /// Who is told `LOADING` may repeat the command without a thought.
+    #[test]
+    fn loading_means_that_nothing_was_done() {
+        let down = || IndexError::Fabric(FabricError::Disconnected { server: ServerId::new(1) });
+        for words in
+            [&["incr", "a"][..], &["get", "a"], &["mget", "a", "b"], &["del", "a"], &["mset", "a", "1"]]
+        {
+            assert_eq!(answer(down(), words), AWAY);
+        }
+        for words in
+            [&["del", "a", "b"][..], &["mset", "a", "1", "b", "2"], &["delrange", "-", "+"], &["flushdb"]]
+        {
+            assert_eq!(answer(down(), words), PARTLY);
+        }
+        for error in [IndexError::Unknown, IndexError::Fenced] {
+            assert_eq!(answer(error.clone(), &["incr", "a"]), UNKNOWN);
+            assert_eq!(answer(error, &["get", "a"]), AWAY, "it can be read again");
+        }
+    }
+
+    #[test]
+    fn clients_are_not_told_of_what_they_cannot_know() {
+        let (server, session) = (ServerId::new(1), SessionId::new(2));
+        let fabric = [
+            FabricError::Disconnected { server },
+            FabricError::ServerLost { server },
+            FabricError::Unknown { server },
+            FabricError::Fenced { session },
+            FabricError::UnknownServer { server },
+            FabricError::Unreachable { why: "no server listens at 10.0.0.1:7000".to_owned() },
+            FabricError::Call(CallError::Unknown),
+            FabricError::NoExecutor,
+        ];
+        let corrupt = IndexError::Corrupt { what: "there is no N16 at m1:main+0x601800".to_owned() };
+        for error in fabric.map(IndexError::from).into_iter().chain([corrupt, IndexError::Closed]) {
+            let told = answer(error.clone(), &["set", "a", "1"]);
+            for internal in ["reconnect", "session", "m1", "executor", "10.0.0.1", "call"] {
+                assert!(!told.contains(internal), "{error:?}: {told}");
+            }
+        }
     }
 }

@@ -199,7 +199,8 @@ impl ClientIndex {
         pending
     }
 
-    /// Walks the whole index while nobody writes and verifies every invariant; how many heap objects it has.
+    /// Walks the whole index while nobody writes and verifies every invariant; how many heap objects it has. Waits for the recovery of
+    /// dead sessions first.
     pub fn check(&self) -> Pending<usize> {
         let (promise, pending) = pending::promise();
         self.give(Operation::Check { promise });

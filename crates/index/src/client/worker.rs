@@ -18,10 +18,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 use std::thread::JoinHandle;
 
-/// A lease is renewed so often while it runs.
-const HEARTBEATS_PER_LEASE: u64 = 4;
-/// How often the epoch is to advance, so that memory comes back soon.
-const HEARTBEAT_NS: u64 = 100_000_000;
 /// How often it is looked whether the session is still one.
 const LOOK_NS: u64 = 100_000_000;
 /// How long a client waits before it tries again to join, and how often it looks meanwhile whether it is still wanted.
@@ -189,7 +185,8 @@ fn lead(mut cluster: Cluster, label: Label, queue: &Arc<Queue>, opened: &Sender<
     while !queue.is_closed() {
         let executor = Executor::new();
         let ended = executor.block_on(async {
-            let (pool, endpoint) = join(&cluster, label).await?;
+            let options = SessionOptions { label, ..SessionOptions::default() };
+            let (pool, endpoint) = Pool::join_alive(&cluster, options).await?;
             let term = queue.begin(&pool);
             endpoint.spawn(watch(pool.clone(), endpoint.clone(), Arc::clone(queue), term));
             if let Some(opened) = starting.take() {
@@ -220,23 +217,6 @@ fn lead(mut cluster: Cluster, label: Label, queue: &Arc<Queue>, opened: &Sender<
             Err(error) => queue.suspend(&error.into()),
         }
     }
-}
-
-/// Joins the pool and keeps the session alive. If that fails, nothing of it stays.
-async fn join(cluster: &Cluster, label: Label) -> Result<(Pool, Endpoint), IndexError> {
-    let options = SessionOptions { label, ..SessionOptions::default() };
-    let pool = Pool::join(cluster, options).await?;
-    let endpoint = match pool.session().endpoint() {
-        Ok(endpoint) => endpoint,
-        Err(error) => {
-            let _ = pool.session().clone().close_unused().await;
-            return Err(error.into());
-        }
-    };
-    let lease = pool.session().lease_ns();
-    let every = if lease == 0 { HEARTBEAT_NS } else { HEARTBEAT_NS.min(lease / HEARTBEATS_PER_LEASE) };
-    pool.keep_alive(&endpoint, every);
-    Ok((pool, endpoint))
 }
 
 /// Waits until the session is lost; then what is given fails until there is another.

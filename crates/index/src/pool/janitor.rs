@@ -4,6 +4,7 @@
 //! done and asks whoever sends a heartbeat next ([`Chore`]). Every session that is kept alive does such chores, on an endpoint of
 //! their own, so that neither its lease nor its operations wait for them.
 
+use super::recovery::is_dead;
 use super::{JoinOptions, Pool};
 use crate::api::IndexError;
 use farwood_fabric::clock::{MILLISECOND, Nanos};
@@ -12,6 +13,9 @@ use farwood_fabric::{Cluster, Endpoint, FabricError, Op, SessionOptions, marks};
 use std::cell::Cell;
 use std::rc::Rc;
 
+/// A lease is renewed so often while it runs, and at least every tenth of a second, so that memory comes back soon.
+const HEARTBEATS_PER_LEASE: Nanos = 4;
+const HEARTBEAT_NS: Nanos = 100 * MILLISECOND;
 /// How many chores a session does at a time.
 const MAX_CHORES: u32 = 4;
 /// So much sooner comes the next heartbeat after one that brought a chore.
@@ -23,6 +27,31 @@ const MAX_ROOM_WAITS: u32 = 2_000;
 const ROOM_WAIT_NS: Nanos = 5 * MILLISECOND;
 
 impl Pool {
+    /// Joins the pool, and keeps the session alive from tasks of the endpoint that comes with it. If that fails, nothing of it stays.
+    pub async fn join_alive(
+        cluster: &Cluster,
+        options: SessionOptions,
+    ) -> Result<(Self, Endpoint), FabricError> {
+        let (pool, endpoint) = Self::join(cluster, options).await?.with_endpoint().await?;
+        let every = match pool.session.lease_ns() {
+            0 => HEARTBEAT_NS,
+            lease => HEARTBEAT_NS.min(lease / HEARTBEATS_PER_LEASE),
+        };
+        pool.keep_alive(&endpoint, every);
+        Ok((pool, endpoint))
+    }
+
+    /// A pool that was just joined, and an endpoint. If there is none to be had, the session ends: nobody has to wait for its lease.
+    pub async fn with_endpoint(self) -> Result<(Self, Endpoint), FabricError> {
+        match self.session.endpoint() {
+            Ok(endpoint) => Ok((self, endpoint)),
+            Err(error) => {
+                let _ = self.session.close_unused().await;
+                Err(error)
+            }
+        }
+    }
+
     /// Keeps the session alive from tasks of `endpoint`'s thread, until it is closed or lost, looks whether all servers still know it, and
     /// does chores of the pool. The thread's executor has to run at least every third of a lease.
     pub fn keep_alive(&self, endpoint: &Endpoint, every: Nanos) {
@@ -122,7 +151,7 @@ impl Pool {
 pub(super) async fn make_room(cluster: &Cluster, options: &JoinOptions) -> Result<bool, FabricError> {
     let session = SessionOptions { reaper: true, read_only: false, ..options.session };
     let pool = Pool::join_once(cluster, JoinOptions { session, ..options.clone() }).await?;
-    let endpoint = pool.session.endpoint()?;
+    let (pool, endpoint) = pool.with_endpoint().await?;
     marks::hit("reaper");
     let made = reap(&pool, &endpoint).await;
     let left = pool.leave(&endpoint).await;
@@ -138,7 +167,6 @@ async fn reap(pool: &Pool, endpoint: &Endpoint) -> Result<bool, FabricError> {
             continue;
         }
         let sessions = pool.session.list(&endpoint.op()).await?;
-        let is_dead = |info: &SessionInfo| info.state != SessionState::Active || info.lease_left_ns == 0;
         if sessions.len() < before {
             return Ok(true);
         }

@@ -17,11 +17,11 @@
 use super::Pool;
 use crate::api::IndexError;
 use crate::shared::{intents, locks, surely};
-use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos};
-use farwood_fabric::control::{ControlError, IndexInfo, IndexState, SessionWord};
+use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos, SECOND};
+use farwood_fabric::control::{ControlError, IndexInfo, IndexState, SessionInfo, SessionState, SessionWord};
 use farwood_fabric::session::Estate;
 use farwood_fabric::{Endpoint, FabricError, Op, SessionId, marks};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,6 +33,12 @@ const MAX_LAZY: u32 = 20;
 const MAX_GRACE_WAITS: u32 = 10_000;
 const FIRST_GRACE_WAIT_NS: Nanos = 50 * MICROSECOND;
 const LONGEST_GRACE_WAIT_NS: Nanos = 20 * MILLISECOND;
+
+/// How long somebody who needs a pool without dead sessions waits for that: two leases and a moment, within bounds. And how often he looks.
+const LEASES_TO_SETTLE: Nanos = 2;
+const SETTLE_NS: Nanos = 3 * SECOND;
+const LONGEST_SETTLE_NS: Nanos = 30 * SECOND;
+const SETTLE_LOOK_NS: Nanos = 10 * MILLISECOND;
 
 /// A future that stays on its thread.
 pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -111,6 +117,46 @@ impl Pool {
         // What has begun goes on if the caller goes away: its WRITEs must not be repeated by another task while they may still land.
         let (pool, endpoint) = (self.clone(), op.endpoint().clone());
         op.endpoint().see_through(async move { pool.recover_chain(&endpoint, victim).await }).await
+    }
+
+    /// Recovers all sessions that are dead, or waits for those who do it; returns those that are dead still after a bounded time. Who was
+    /// killed a moment ago has a lease that runs, so each of the others has to show with a heartbeat that it lives.
+    pub async fn recover_all(&self, endpoint: &Endpoint) -> Result<Vec<SessionId>, IndexError> {
+        let patience = (LEASES_TO_SETTLE * self.session.lease_ns()).saturating_add(SETTLE_NS);
+        let end = endpoint.now() + patience.min(LONGEST_SETTLE_NS);
+        let others = self.others(endpoint).await?;
+        let begun = endpoint.now();
+        let lease_end = |info: &SessionInfo, now: Nanos| now.saturating_add(info.lease_left_ns);
+        let mut unproven: BTreeMap<_, _> =
+            others.iter().map(|info| ((info.session, info.term), lease_end(info, begun))).collect();
+        loop {
+            let asked = endpoint.now();
+            let others = self.others(endpoint).await?;
+            let dead: Vec<_> = others.iter().filter(|info| is_dead(info)).map(|info| info.session).collect();
+            unproven.retain(|who, before| {
+                let info = others.iter().find(|info| (info.session, info.term) == *who);
+                // A lease for ever is not renewed.
+                info.is_some_and(|info| {
+                    !is_dead(info) && info.lease_left_ns < Nanos::MAX && lease_end(info, asked) <= *before
+                })
+            });
+            if (dead.is_empty() && unproven.is_empty()) || endpoint.now() >= end {
+                return Ok(dead);
+            }
+            for victim in dead {
+                // Others may be at it. What fails is tried again.
+                let _ = self.recover(&endpoint.op(), victim).await;
+            }
+            endpoint.sleep(SETTLE_LOOK_NS).await;
+            // Whoever recovers waits for epochs, which must not wait for us.
+            self.session.heartbeat(endpoint).await?;
+        }
+    }
+
+    async fn others(&self, endpoint: &Endpoint) -> Result<Vec<SessionInfo>, IndexError> {
+        let mut sessions = self.session.list(&endpoint.op()).await?;
+        sessions.retain(|info| info.session != self.session.id());
+        Ok(sessions)
     }
 
     /// Dead adopters in the way are recovered first, the last of the chain before the others.
@@ -250,6 +296,11 @@ impl Pool {
         marks::hit("adopt_finished");
         Ok(())
     }
+}
+
+/// Whether a session is dead, and not recovered yet.
+pub(super) fn is_dead(info: &SessionInfo) -> bool {
+    info.state != SessionState::Active || info.lease_left_ns == 0
 }
 
 /// Who adopts the victim, if that is what is in the way.
