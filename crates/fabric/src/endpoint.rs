@@ -727,9 +727,7 @@ impl Op {
 
     /// Asks a memory server.
     pub async fn control(&self, server: ServerId, request: &Request) -> Result<Reply, FabricError> {
-        let request = wire::encode(request);
-        let reply = self.call(Target::Server(server), ProcedureId::CONTROL, request).await;
-        let reply = reply.map_err(|error| match error.control() {
+        self.ask(server, request).await.map_err(|error| match error.control() {
             // About ourselves: we were fenced, and perhaps buried already.
             Some(ControlError::SessionFenced { session } | ControlError::NoSuchSession { session })
                 if *session == self.endpoint.inner.session =>
@@ -738,7 +736,13 @@ impl Op {
                 FabricError::Fenced { session: *session }
             }
             _ => error,
-        })?;
+        })
+    }
+
+    /// The same, with the server's own words if our session has ended there.
+    pub(crate) async fn ask(&self, server: ServerId, request: &Request) -> Result<Reply, FabricError> {
+        let request = wire::encode(request);
+        let reply = self.call(Target::Server(server), ProcedureId::CONTROL, request).await?;
         wire::decode(&reply).map_err(|_| CallError::Malformed.into())
     }
 

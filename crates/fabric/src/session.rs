@@ -616,11 +616,13 @@ impl Session {
         self.inner.closed.store(true, Ordering::SeqCst);
         let op = endpoint.op();
         for server in self.others() {
-            match op.control(server, &Request::CloseSession {}).await {
-                Ok(_) => {}
-                // It came back, or others have fenced us: something of ours is still there, and others have to clean it up.
-                Err(FabricError::Fenced { .. }) => return self.fence_itself(endpoint).await,
-                Err(error) => return Err(error),
+            let Err(error) = op.ask(server, &Request::CloseSession {}).await else { continue };
+            match error.control() {
+                // It was closed there before.
+                Some(ControlError::NoSuchSession { .. }) => {}
+                // The server came back, or others have fenced us: something of ours is still there, and others have to clean it up.
+                Some(ControlError::SessionFenced { .. }) => return self.fence_itself(endpoint).await,
+                _ => return Err(error),
             }
         }
         match op.control(ServerId::COORDINATOR, &Request::CloseSession {}).await {

@@ -8,6 +8,8 @@ use crate::options::Options;
 use crate::shard::Inbox;
 use crate::stats::{ThreadStats, Totals};
 use farwood_fabric::clock::{Nanos, RealClock, SECOND};
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
@@ -140,7 +142,7 @@ impl Stop {
 
     /// Waits until it is set.
     pub(crate) async fn wait(&self) {
-        std::future::poll_fn(|context| {
+        poll_fn(|context| {
             let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
             if self.is_set() {
                 return Poll::Ready(());
@@ -151,4 +153,17 @@ impl Stop {
         })
         .await;
     }
+}
+
+/// What the future gives, if that comes before the limit does; else it is dropped.
+pub(crate) async fn at_most<T>(
+    limit: impl Future<Output = ()>,
+    future: impl Future<Output = T>,
+) -> Option<T> {
+    let (mut limit, mut future) = (pin!(limit), pin!(future));
+    poll_fn(|context| match future.as_mut().poll(context) {
+        Poll::Ready(value) => Poll::Ready(Some(value)),
+        Poll::Pending => limit.as_mut().poll(context).map(|()| None),
+    })
+    .await
 }

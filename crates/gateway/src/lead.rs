@@ -11,13 +11,12 @@
 //!
 //! Whatever fails between joining and serving leaves the pool again.
 
-use crate::common::{Common, Stop};
-use crate::shard::{self, Guest, Inbox, Joined, Start};
+use crate::common::{Common, Stop, at_most};
+use crate::shard::{self, Inbox, Joined, Start};
 use crate::store::{Backing, Store, lacks_index};
-use farwood_fabric::clock::MILLISECOND;
+use farwood_fabric::clock::{MILLISECOND, SECOND};
 use farwood_fabric::{Cluster, Endpoint, Executor, FabricError, Label, SessionOptions};
 use farwood_index::{IndexError, Pool};
-use std::collections::BTreeSet;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -27,6 +26,9 @@ use std::thread::JoinHandle;
 const LOOK_NS: u64 = 100 * MILLISECOND;
 /// How often it is looked whether other threads have ended.
 const REST_LOOK_NS: u64 = MILLISECOND;
+/// How long the end of a session may take: it waits for what is under way and for the servers, which may be silent.
+const LEAVE_NS: u64 = 10 * SECOND;
+const FENCE_NS: u64 = SECOND;
 /// How long a gateway waits before it tries again to join, and how often it looks meanwhile whether it is to stop.
 const REJOIN_NS: u64 = 200 * MILLISECOND;
 const REJOIN_LOOKS: u64 = 4;
@@ -81,8 +83,9 @@ impl<B: Backing> Lead<B> {
                 // Hands its clients over.
                 drop(meanwhile.take());
                 is_emptied = false;
-                self.serve(joined, starting.take()).await
+                self.serve(joined, starting.take(), &mut meanwhile).await
             });
+            // Hangs up on clients whose commands are cut short.
             executor.clear();
             let lost = match ended {
                 Ok(Ended::Stopped) => break,
@@ -95,7 +98,6 @@ impl<B: Backing> Lead<B> {
             };
             self.absent(&lost);
             if meanwhile.is_none() {
-                self.gather_clients();
                 meanwhile = self.serve_meanwhile();
             }
             is_emptied |= self.find_servers();
@@ -103,7 +105,10 @@ impl<B: Backing> Lead<B> {
         drop(meanwhile);
         let _ = self.common.health.absent("the gateway has stopped", true);
         drop(self.common.lobby.take_all());
-        self.gather_clients();
+        for client in self.common.clients.list() {
+            client.disconnect();
+            self.common.clients.leave(&client);
+        }
     }
 
     /// Connects to the servers anew, as soon as all of them are there; whether any came back with empty memory.
@@ -149,8 +154,14 @@ impl<B: Backing> Lead<B> {
         }
     }
 
-    /// Serves clients in one session.
-    async fn serve(&self, joined: Joined<B::Store>, ready: Option<&Ready>) -> Result<Ended, IndexError> {
+    /// Serves clients in one session. When it ends, and is not the last, they are served `meanwhile`: commands that have begun may take
+    /// their time to end, and a server that is silent the session's leave.
+    async fn serve(
+        &self,
+        joined: Joined<B::Store>,
+        ready: Option<&Ready>,
+        meanwhile: &mut Option<Meanwhile>,
+    ) -> Result<Ended, IndexError> {
         let Joined { pool, endpoint, .. } = joined.clone();
         let common = &self.common;
         let listener = match self.listener.try_clone() {
@@ -181,8 +192,18 @@ impl<B: Backing> Lead<B> {
         if let Some(ready) = ready {
             let _ = ready.send(Ok(()));
         }
-        let served = shard::serve(start(0, Some(listener)), Some(joined)).await;
-        session_stop.set();
+        let (first, ended) = (start(0, Some(listener)), Arc::clone(&session_stop));
+        let first = endpoint.spawn(async move {
+            let served = shard::serve(first, Some(joined)).await;
+            ended.set();
+            served
+        });
+        session_stop.wait().await;
+        if !self.stop.is_set() {
+            self.absent(&lost(&pool));
+            *meanwhile = self.serve_meanwhile();
+        }
+        let served = first.await.unwrap_or(Err(IndexError::Unknown));
         // While they come to rest the session has to live.
         while others.iter().any(|other| !other.is_finished()) {
             endpoint.sleep(REST_LOOK_NS).await;
@@ -200,20 +221,17 @@ impl<B: Backing> Lead<B> {
         inboxes.iter().flat_map(Inbox::take_all).for_each(|guest| common.lobby.push(guest));
         if pool.session().is_lost() {
             if pool.session().is_condemned() {
-                let _ = pool.session().fence_itself(&endpoint).await;
+                // If it cannot be said, the lease runs out.
+                let _ = at_most(endpoint.sleep(FENCE_NS), pool.session().fence_itself(&endpoint)).await;
             }
             return Ok(Ended::Lost(lost(&pool)));
         }
-        let is_dropped = pool.has_dropped_index();
+        let why = lost(&pool);
         depart(pool, &endpoint, is_at_rest).await;
         match failed {
             Some(error) => Err(error),
             None if self.stop.is_set() => Ok(Ended::Stopped),
-            None if is_dropped => {
-                let why = "the index was dropped; create it anew".to_owned();
-                Ok(Ended::Lost(Lost { why, has_index: false }))
-            }
-            None => Ok(Ended::Lost(Lost::new("a memory server has lost the session"))),
+            None => Ok(Ended::Lost(why)),
         }
     }
 
@@ -238,21 +256,6 @@ impl<B: Backing> Lead<B> {
         });
         let common = Arc::clone(&self.common);
         Some(Meanwhile { stop, inboxes, common, thread: Some(thread) })
-    }
-
-    /// Hangs up on clients that nobody serves and that do not wait for the next session: their commands were cut short.
-    fn gather_clients(&self) {
-        let waiting = self.common.lobby.take_all();
-        let known: BTreeSet<u64> = waiting.iter().map(Guest::id).collect();
-        for client in self.common.clients.list() {
-            if !known.contains(&client.id) {
-                client.disconnect();
-                self.common.clients.leave(&client);
-            }
-        }
-        for guest in waiting {
-            self.common.lobby.push(guest);
-        }
     }
 
     fn pause(&self) {
@@ -286,6 +289,9 @@ impl Drop for Meanwhile {
 /// Why there is no session any more.
 fn lost(pool: &Pool) -> Lost {
     let session = pool.session();
+    if !session.is_lost() && pool.has_dropped_index() {
+        return Lost { why: "the index was dropped; create it anew".to_owned(), has_index: false };
+    }
     Lost::new(if session.is_fenced() {
         format!(
             "{} was fenced, since a memory server had not heard from it in time or was started again",
@@ -300,9 +306,9 @@ fn lost(pool: &Pool) -> Lost {
 async fn depart(pool: Pool, endpoint: &Endpoint, is_at_rest: bool) {
     // If it fails, the lease runs out, and whoever needs what we held takes it.
     if is_at_rest {
-        let _ = pool.leave(endpoint).await;
+        let _ = at_most(endpoint.sleep(LEAVE_NS), pool.leave(endpoint)).await;
     } else {
-        let _ = pool.session().fence_itself(endpoint).await;
+        let _ = at_most(endpoint.sleep(FENCE_NS), pool.session().fence_itself(endpoint)).await;
     }
 }
 

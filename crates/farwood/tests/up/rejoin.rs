@@ -1,7 +1,7 @@
 //! Memory servers that are killed and started again, on the memory they had or on another: gateways and clients of the library join anew
 //! by themselves, say what is wrong meanwhile, and leave no session behind.
 
-use super::world::{Client, Folder, Running, binary, farwood, sessions, wait_for};
+use super::world::{Client, Folder, Running, binary, farwood, nap, sessions, wait_for};
 use rustix::process::Signal;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -269,6 +269,42 @@ fn a_gateway_says_which_servers_must_be_emptied_over_shm() {
 #[test]
 fn a_gateway_says_which_servers_must_be_emptied_over_tcp() {
     a_gateway_says_which_servers_must_be_emptied(Over::Tcp);
+}
+
+/// PING is answered, and INFO too, while a session that cannot settle anything with a silent coordinator comes to its end.
+#[test]
+fn a_gateway_answers_pings_while_the_coordinator_is_silent() {
+    let (server, metrics) = (Server::start(Memory::Lost), free_address());
+    let temporary = Folder::new();
+    let gateway =
+        Running::gateway(&server.url(Over::Tcp), &["--threads", "2", "--metrics", &metrics], &temporary);
+    let mut writer = TcpStream::connect(("127.0.0.1", gateway.port)).expect("it listens");
+    assert_eq!(gateway.client().say("SET a 1"), "OK");
+    server.process.as_ref().expect("it runs").signal(Signal::STOP);
+    // Nobody reads the replies; some of the commands have begun, and hang.
+    writer.write_all(&b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$1\r\n2\r\n".repeat(500)).expect("they are taken");
+    let clock = farwood_fabric::clock::RealClock::new();
+    let mut was_absent = false;
+    // Its patience is four leases, and a dead line is one after some seconds.
+    while clock.now() < 20_000_000_000 && !was_absent {
+        for command in ["PING", "INFO"] {
+            let begun = clock.now();
+            let said = gateway.client().say(command);
+            assert!(command == "INFO" || said == "PONG", "{said}");
+            let ms = (clock.now() - begun) / 1_000_000;
+            assert!(ms < 6_000, "{command} was answered after {ms} ms");
+        }
+        was_absent = health(&metrics).1.starts_with("no session");
+        nap(100);
+    }
+    assert!(was_absent, "its session ends");
+    for _ in 0..20 {
+        assert_eq!(gateway.client().say("PING"), "PONG");
+        nap(100);
+    }
+    server.process.as_ref().expect("it runs").signal(Signal::CONT);
+    wait_for("the gateway to join again", || is_healthy(&metrics));
+    assert_eq!(gateway.client().say("SET a 3"), "OK");
 }
 
 /// A program that uses the library goes through a restart of its server.

@@ -3,17 +3,19 @@
 use super::keyspace::{COUNTED_KEYS, count};
 use super::server::REDIS_VERSION;
 use super::{Answer, COMMANDS};
-use crate::common::Common;
+use crate::common::{Common, at_most};
 use crate::resp::{Reply, Request};
 use crate::shard::Shard;
 use crate::stats::{SAMPLED_ONE_IN, Totals};
 use crate::store::Store;
-use farwood_fabric::clock::MILLISECOND;
+use farwood_fabric::clock::{MILLISECOND, Nanos, SECOND};
 use std::fmt::Write;
 
 /// Sections that are shown unless others are asked for.
 const USUAL: [&str; 6] = ["server", "clients", "memory", "stats", "farwood", "keyspace"];
 const OTHERS: [&str; 2] = ["commandstats", "latencystats"];
+/// How long the servers are waited for.
+const ASK_NS: Nanos = SECOND;
 
 pub(super) async fn info<S: Store>(shard: &Shard<S>, request: &Request) -> Answer {
     let asked: Vec<String> =
@@ -27,10 +29,11 @@ pub(super) async fn info<S: Store>(shard: &Shard<S>, request: &Request) -> Answe
         };
         if asked.is_empty() { is_usual } else { asked.iter().any(is_meant) }
     };
-    // What is said of a gateway in trouble must not wait for the servers that cause it.
-    let may_ask = !shard.common.health.is_cut_off();
+    // What is said of a gateway in trouble must not wait for the servers that cause it: what they do not say in time is left out, or what they
+    // said before.
+    let mut may_ask = !shard.common.health.is_cut_off();
     if is_wanted("memory") && may_ask {
-        shard.look_at_memory().await?;
+        may_ask = at_most(shard.sleep(ASK_NS), shard.look_at_memory()).await.transpose()?.is_some();
     }
     // A client finds its own commands counted; what other threads say is a moment old.
     shard.publish_costs();
@@ -49,7 +52,9 @@ pub(super) async fn info<S: Store>(shard: &Shard<S>, request: &Request) -> Answe
             "memory" => memory(&shard.common),
             "stats" => stats(&shard.common, &totals),
             "farwood" => farwood(shard, &totals),
-            "keyspace" if may_ask => keyspace(shard).await?,
+            "keyspace" if may_ask => {
+                at_most(shard.sleep(ASK_NS), keyspace(shard)).await.transpose()?.unwrap_or_default()
+            }
             "keyspace" => Lines::new(),
             "commandstats" => command_stats(&totals),
             _ => latency_stats(&totals),

@@ -29,13 +29,6 @@ pub(crate) struct Guest {
     pub(super) output: Vec<u8>,
 }
 
-impl Guest {
-    /// The client's number.
-    pub(crate) fn id(&self) -> u64 {
-        self.talk.client.id
-    }
-}
-
 /// Clients on their way to a thread.
 #[derive(Default, Debug)]
 pub(crate) struct Inbox {

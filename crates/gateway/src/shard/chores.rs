@@ -138,9 +138,10 @@ impl<S: Store> Shard<S> {
     /// Waits until no operation is under way, for at most [`REST_NS`]; whether none is. What is cut short then is cleaned up by others, as
     /// after a death.
     pub(super) async fn come_to_rest(&self) -> bool {
-        let is_lost = self.joined.as_ref().is_some_and(|joined| joined.pool.session().is_lost());
-        let end = self.executor.now() + if is_lost { LOST_REST_NS } else { REST_NS };
-        while self.at_work.get() > 0 && self.executor.now() < end {
+        let begun = self.executor.now();
+        let is_lost = || self.joined.as_ref().is_some_and(|joined| joined.pool.session().is_lost());
+        let end = || begun + if is_lost() { LOST_REST_NS } else { REST_NS };
+        while self.at_work.get() > 0 && self.executor.now() < end() {
             self.sleep(REST_LOOK_NS).await;
         }
         self.at_work.get() == 0

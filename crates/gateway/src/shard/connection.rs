@@ -85,6 +85,21 @@ pub(super) struct Connection<S: Store, F: Future<Output = Reply>> {
     execute: Execute<S, F>,
 }
 
+/// A client that is served. If that is cut short, in the middle of a command, it is hung up on.
+struct Presence<S: Store> {
+    shard: Rc<Shard<S>>,
+    client: Option<Arc<Client>>,
+}
+
+impl<S: Store> Drop for Presence<S> {
+    fn drop(&mut self) {
+        if let Some(client) = self.client.take() {
+            client.disconnect();
+            self.shard.common.clients.leave(&client);
+        }
+    }
+}
+
 impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
     pub(super) fn new(
         shard: Rc<Shard<S>>,
@@ -111,9 +126,12 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
 
     /// Serves the client until it leaves, or has to, or moves to another thread or session.
     pub(super) async fn serve(mut self) {
+        let mut presence =
+            Presence { shard: Rc::clone(&self.shard), client: Some(Arc::clone(&self.talk.client)) };
         let parting = self.converse().await;
         // The socket may have failed in the middle of a pipeline.
         self.settle(0).await;
+        presence.client = None;
         match parting {
             Ok(Parting::Move(home)) => {
                 self.shard.stats.handed_over.add(1);

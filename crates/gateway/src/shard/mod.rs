@@ -20,7 +20,7 @@ mod chores;
 mod connection;
 mod sockets;
 
-pub(crate) use accept::{Guest, Inbox};
+pub(crate) use accept::Inbox;
 
 use crate::command::{Finder, Refused, execute, execute_absent};
 use crate::common::{Common, Stop};
@@ -130,6 +130,8 @@ pub(crate) async fn serve<S: Store>(start: Start, joined: Option<Joined<S>>) -> 
         executor.spawn(welcome(Rc::clone(&shard), Rc::clone(&sockets), execute::<S>));
     } else {
         executor.spawn(welcome(Rc::clone(&shard), Rc::clone(&sockets), execute_absent::<S>));
+        // Clients come from the last session as their commands end there.
+        executor.spawn(take_in(Rc::clone(&shard)));
     }
     executor.spawn(chores::every_moment(Rc::clone(&shard)));
     if is_first && shard.joined.is_some() {
@@ -139,6 +141,17 @@ pub(crate) async fn serve<S: Store>(start: Start, joined: Option<Joined<S>>) -> 
     stop.wait().await;
     sockets.close();
     Ok(shard.come_to_rest().await)
+}
+
+/// Takes in those who wait in the lobby, until this thread's clients go there themselves.
+async fn take_in<S: Store>(shard: Rc<Shard<S>>) {
+    loop {
+        let guest = shard.common.lobby.next().await;
+        if shard.stop.is_set() {
+            return shard.common.lobby.push(guest);
+        }
+        shard.inboxes[shard.number].push(guest);
+    }
 }
 
 /// Serves the clients that are handed to this thread.
