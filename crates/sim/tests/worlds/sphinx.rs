@@ -203,3 +203,13 @@ fn a_scan_returns_a_key_once_whose_byte_was_seen_in_two_slots() {
         sum.assert_ran(&[(mark, 1)]);
     }
 }
+
+/// Found by `trees_survive_every_kind_of_fault`: a settlement that was told by one server that its session was fenced had unlinked nothing, and
+/// retired the object in its journal on another server, which the fence had not reached.
+#[test]
+fn what_a_settlement_did_not_unlink_is_not_retired() {
+    for seed in 20..20 + trials(20) {
+        let trial = Trial { long_ns: 600_000, immediate: true, ..bushy(seed, Spelling::Binary) };
+        tree(&Config::art(), &trial);
+    }
+}
