@@ -110,6 +110,9 @@ struct State {
     slots: FxHashMap<ServerId, Vec<u64>>,
     /// Somebody clears what is left of dropped indexes.
     is_clearing: bool,
+    /// How many collections are under way: what they have taken out of limbo is nowhere else. None begins while the heap closes.
+    collecting: u32,
+    is_closing: bool,
     counts: HeapCounts,
 }
 
@@ -176,6 +179,22 @@ impl<'a> Clearing<'a> {
 impl Drop for Clearing<'_> {
     fn drop(&mut self) {
         self.0.state().is_clearing = false;
+    }
+}
+
+/// A collection under way.
+struct Collecting(Heap);
+
+impl Collecting {
+    fn begin(heap: &Heap) -> Self {
+        heap.state().collecting += 1;
+        Self(heap.clone())
+    }
+}
+
+impl Drop for Collecting {
+    fn drop(&mut self) {
+        self.0.state().collecting -= 1;
     }
 }
 
@@ -413,11 +432,18 @@ impl Heap {
 
     /// Frees what was retired and is safe by now. A heartbeat, if anything waits.
     pub async fn collect(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
-        if self.state().limbo.is_empty() {
-            return Ok(());
+        {
+            let state = self.state();
+            if state.limbo.is_empty() || state.is_closing {
+                return Ok(());
+            }
         }
-        let (heap, on) = (self.clone(), endpoint.clone());
-        endpoint.see_through(async move { heap.collect_now(&on).await }).await
+        self.collect_to_the_end(endpoint).await
+    }
+
+    async fn collect_to_the_end(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
+        let (collecting, on) = (Collecting::begin(self), endpoint.clone());
+        endpoint.see_through(async move { collecting.0.collect_now(&on).await }).await
     }
 
     async fn collect_now(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
@@ -742,10 +768,14 @@ impl Heap {
     /// Gives everything back before the session ends: waits for retired objects to be safe (a bounded time), then clears the
     /// bits of all free ones. Returns how many retired objects had to be left.
     pub async fn close(&self, endpoint: &Endpoint) -> Result<usize, FabricError> {
+        self.state().is_closing = true;
         for wait in 0..MAX_LEAVING_WAITS {
-            self.collect(endpoint).await?;
-            if self.state().limbo.is_empty() {
-                break;
+            self.collect_to_the_end(endpoint).await?;
+            {
+                let state = self.state();
+                if state.limbo.is_empty() && state.collecting == 0 {
+                    break;
+                }
             }
             endpoint.sleep(LONGEST_LEAVING_WAIT_NS.min(WAIT_NS << wait.min(20))).await;
         }
@@ -755,7 +785,8 @@ impl Heap {
             free.extend(pool.free.drain(..).map(|(addr, _)| (*class, addr)));
         }
         self.give_back(&op, free).await?;
-        Ok(self.state().limbo.len())
+        let state = self.state();
+        Ok(state.limbo.len() + state.collecting as usize)
     }
 }
 
