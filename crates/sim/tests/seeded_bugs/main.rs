@@ -266,8 +266,8 @@ fn a_scan_that_trusts_its_cache() {
 
 #[test]
 fn an_intent_of_the_dead_that_is_forgotten() {
-    // Rare: somebody has to die in the middle of one WRITE of a batch of four. Tasks that wait would only be in the way of that.
-    let kills = |seed| Trial { tasks: 1, ..crowded(seed) }.with_faults(FaultKind::Kill, 4);
+    // Rare, one in 400: somebody has to die in the middle of one WRITE of a batch of four. Tasks that wait would only be in the way of that.
+    let kills = |seed| Trial { tasks: 1, sessions: 8, ..crowded(seed) }.with_faults(FaultKind::Kill, 8);
     tree_bug_is_caught("forget_intents", &long_values(), |s| s.recovery.forget_intents = true, kills);
 }
 
