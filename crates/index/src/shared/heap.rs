@@ -769,6 +769,12 @@ impl Heap {
     /// bits of all free ones. Returns how many retired objects had to be left.
     pub async fn close(&self, endpoint: &Endpoint) -> Result<usize, FabricError> {
         self.state().is_closing = true;
+        let left = self.give_everything_back(endpoint).await;
+        self.state().is_closing = false;
+        left
+    }
+
+    async fn give_everything_back(&self, endpoint: &Endpoint) -> Result<usize, FabricError> {
         for wait in 0..MAX_LEAVING_WAITS {
             self.collect_to_the_end(endpoint).await?;
             {
