@@ -110,9 +110,6 @@ struct State {
     slots: FxHashMap<ServerId, Vec<u64>>,
     /// Somebody clears what is left of dropped indexes.
     is_clearing: bool,
-    /// How many collections are under way: what they have taken out of limbo is nowhere else. None begins while the heap closes.
-    collecting: u32,
-    is_closing: bool,
     counts: HeapCounts,
 }
 
@@ -179,22 +176,6 @@ impl<'a> Clearing<'a> {
 impl Drop for Clearing<'_> {
     fn drop(&mut self) {
         self.0.state().is_clearing = false;
-    }
-}
-
-/// A collection under way.
-struct Collecting(Heap);
-
-impl Collecting {
-    fn begin(heap: &Heap) -> Self {
-        heap.state().collecting += 1;
-        Self(heap.clone())
-    }
-}
-
-impl Drop for Collecting {
-    fn drop(&mut self) {
-        self.0.state().collecting -= 1;
     }
 }
 
@@ -432,18 +413,11 @@ impl Heap {
 
     /// Frees what was retired and is safe by now. A heartbeat, if anything waits.
     pub async fn collect(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
-        {
-            let state = self.state();
-            if state.limbo.is_empty() || state.is_closing {
-                return Ok(());
-            }
+        if self.state().limbo.is_empty() {
+            return Ok(());
         }
-        self.collect_to_the_end(endpoint).await
-    }
-
-    async fn collect_to_the_end(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
-        let (collecting, on) = (Collecting::begin(self), endpoint.clone());
-        endpoint.see_through(async move { collecting.0.collect_now(&on).await }).await
+        let (heap, on) = (self.clone(), endpoint.clone());
+        endpoint.see_through(async move { heap.collect_now(&on).await }).await
     }
 
     async fn collect_now(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
@@ -768,20 +742,10 @@ impl Heap {
     /// Gives everything back before the session ends: waits for retired objects to be safe (a bounded time), then clears the
     /// bits of all free ones. Returns how many retired objects had to be left.
     pub async fn close(&self, endpoint: &Endpoint) -> Result<usize, FabricError> {
-        self.state().is_closing = true;
-        let left = self.give_everything_back(endpoint).await;
-        self.state().is_closing = false;
-        left
-    }
-
-    async fn give_everything_back(&self, endpoint: &Endpoint) -> Result<usize, FabricError> {
         for wait in 0..MAX_LEAVING_WAITS {
-            self.collect_to_the_end(endpoint).await?;
-            {
-                let state = self.state();
-                if state.limbo.is_empty() && state.collecting == 0 {
-                    break;
-                }
+            self.collect(endpoint).await?;
+            if self.state().limbo.is_empty() {
+                break;
             }
             endpoint.sleep(LONGEST_LEAVING_WAIT_NS.min(WAIT_NS << wait.min(20))).await;
         }
@@ -791,8 +755,7 @@ impl Heap {
             free.extend(pool.free.drain(..).map(|(addr, _)| (*class, addr)));
         }
         self.give_back(&op, free).await?;
-        let state = self.state();
-        Ok(state.limbo.len() + state.collecting as usize)
+        Ok(self.state().limbo.len())
     }
 }
 
