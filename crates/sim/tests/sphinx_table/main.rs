@@ -76,9 +76,11 @@ fn what_is_in_the_table_is_found_while_it_is_split() {
     ]);
 }
 
-/// Without lines that fail: what is in doubt then is for the tree to settle, and there is none here.
+/// Without lines that fail: what is in doubt then is for the tree to settle, and there is none here. Nor do servers restart: nobody joins anew.
 fn on_whole_lines(mut trial: Trial) -> Trial {
-    let is_whole = |fault: &Fault| !matches!(fault, Fault::Cut { .. } | Fault::FailReconnect { .. });
+    let is_whole = |fault: &Fault| {
+        !matches!(fault, Fault::Cut { .. } | Fault::RestartServer { .. } | Fault::FailReconnect { .. })
+    };
     trial.faults.faults.retain(is_whole);
     trial
 }
