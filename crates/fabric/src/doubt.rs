@@ -107,7 +107,8 @@ impl Endpoint {
     /// has ended somewhere has ended.
     #[cold]
     pub(crate) fn has_ended(&self) {
-        if let Some(session) = &self.inner.owner {
+        // One that was closed from here has nothing left to be cleaned up.
+        if let Some(session) = self.inner.owner.as_ref().filter(|session| !session.is_closed()) {
             session.condemn();
         }
     }

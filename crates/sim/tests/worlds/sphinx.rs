@@ -102,7 +102,6 @@ fn trees_survive_every_kind_of_fault() {
         ("write_repeated", 1),
         ("session_recovered", 1),
         ("lock_of_the_dead_released", 1),
-        ("intent_carried_out", 1),
         ("retired_object_inherited", 1),
         ("chunk_inherited", 1),
         ("new_life", 1),
