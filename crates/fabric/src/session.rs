@@ -375,11 +375,18 @@ impl Session {
         lock(&self.inner.flush).dropping.contains(&index)
     }
 
-    /// What has to be cleared, once the operations that may still use it have ended.
+    /// The indexes that are being dropped, as far as this session knows.
+    pub fn dropping(&self) -> Vec<IndexId> {
+        lock(&self.inner.flush).dropping.clone()
+    }
+
+    /// What has to be cleared, once the operations that may still use it have ended, and the settlements that they have left behind.
     pub fn to_clear(&self) -> Option<ToClear> {
         let oldest_pin = self.oldest_pin();
+        // Read after the pins: a settlement begins before its operation ends.
+        let is_settled = self.inner.settling.load(Ordering::SeqCst) == 0;
         let flush = lock(&self.inner.flush);
-        let is_due = flush.cleared < flush.dropped && oldest_pin > flush.dropped_in;
+        let is_due = flush.cleared < flush.dropped && oldest_pin > flush.dropped_in && is_settled;
         let has_work = is_due && flush.clears && !flush.dropping.is_empty();
         has_work.then(|| ToClear { generation: flush.dropped, indexes: flush.dropping.clone() })
     }

@@ -62,6 +62,8 @@ const MAX_COMPANY: u32 = 3;
 const LATE_NS: Nanos = 300 * MICROSECOND;
 /// The client that a bulk load is written down as, key by key.
 const BULK_LOADER: u32 = u32::MAX;
+/// How many compute servers use other indexes, where those come and go: one makes and drops them, one only uses them.
+const GUESTS: u32 = 2;
 /// What the index is called.
 const INDEX: &str = "tried";
 /// How often the driver looks whether the dead have been recovered.
@@ -288,7 +290,7 @@ fn may_leak(trial: &Trial, log: &Log, broken: u64) -> u64 {
 
 /// How many numbers there are for sessions: every life of a compute server is one, and the dead keep theirs until they are recovered.
 fn max_sessions(trial: &Trial) -> u16 {
-    let others = if trial.others { 2 * others::MAX_LIVES } else { 0 };
+    let others = if trial.others { GUESTS * others::MAX_LIVES } else { 0 };
     u16::try_from(trial.sessions * (MAX_LIVES + trial.leaves + 1) + others + 1).unwrap_or(u16::MAX)
 }
 
@@ -357,12 +359,7 @@ async fn drive<E: Engine>(
     log: Rc<RefCell<Log>>,
 ) -> Result<Stock, IndexError> {
     let cluster = sim.cluster();
-    let pool = join(&cluster, &engine).await?;
-    let endpoint = pool.session().endpoint()?;
-    pool.keep_alive(&endpoint, HEARTBEAT_NS);
-    engine.create(&pool, &endpoint, INDEX).await?;
-    let attached = engine.attach(&pool, &endpoint, INDEX).await?;
-    let _ = Life::begin(&pool, &log);
+    let (pool, endpoint, attached) = make_index(&sim, &engine, &log).await?;
     let clients: Vec<_> = (0..trial.sessions)
         .map(|client| {
             let process = compute_server(sim.clone(), engine.clone(), trial.clone(), client, Rc::clone(&log));
@@ -376,7 +373,9 @@ async fn drive<E: Engine>(
         .map(|is_maker| {
             let (cluster, trial) = (cluster.clone(), trial.clone());
             let (log, over, joins) = (Rc::clone(&log), Rc::clone(&over), join_options(&engine));
-            sim.spawn_client(others::Guest { cluster, joins, trial, log, over, is_maker }.stay())
+            let (doubtful, used) = (RefCell::default(), Cell::default());
+            let guest = others::Guest { cluster, joins, trial, log, over, is_maker, doubtful, used };
+            sim.spawn_client(guest.stay())
         })
         .collect();
     let mut number = 0;
@@ -399,6 +398,44 @@ async fn drive<E: Engine>(
         stock = take_stock_anew(&sim, &engine, &trial).await;
     }
     stock
+}
+
+/// Joins the pool and makes the index; anew, if a server that came back ended the session meanwhile.
+async fn make_index<E: Engine>(
+    sim: &Sim,
+    engine: &E,
+    log: &RefCell<Log>,
+) -> Result<(Pool, Endpoint, E::Attached), IndexError> {
+    let mut made = try_to_make_index(sim, engine, log, false).await;
+    for _ in 0..MAX_LIVES {
+        if made.is_ok() {
+            break;
+        }
+        marks::hit("index_made_anew");
+        made = try_to_make_index(sim, engine, log, true).await;
+    }
+    made
+}
+
+async fn try_to_make_index<E: Engine>(
+    sim: &Sim,
+    engine: &E,
+    log: &RefCell<Log>,
+    anew: bool,
+) -> Result<(Pool, Endpoint, E::Attached), IndexError> {
+    let pool = join(&sim.cluster(), engine).await?;
+    let endpoint = pool.session().endpoint()?;
+    pool.keep_alive(&endpoint, HEARTBEAT_NS);
+    let _ = Life::begin(&pool, log);
+    // Whoever began to make it and came to its end leaves it whole, or to be dropped by the janitor.
+    if anew {
+        wait_for_recovery(sim, &pool, &endpoint).await?;
+    }
+    if !anew || pool.list_indexes(&endpoint.op()).await?.is_empty() {
+        engine.create(&pool, &endpoint, INDEX).await?;
+    }
+    let attached = engine.attach(&pool, &endpoint, INDEX).await?;
+    Ok((pool, endpoint, attached))
 }
 
 /// Joins the pool anew to see what is there.

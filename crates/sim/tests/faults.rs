@@ -334,3 +334,32 @@ fn calls_of_the_dead_come_late_or_not_at_all() {
     }
     assert!(happened.iter().all(|times| *times > 5), "in time, late, never: {happened:?}");
 }
+
+/// Found with two gateways: one deleted everything and did nothing more, and the other one had no room in an empty pool.
+#[test]
+fn a_session_that_does_nothing_more_gives_back_what_it_retired() {
+    use farwood_index::engine::sphinx::{Config, Sphinx};
+    use farwood_index::{Engine, OrderedIndex, Pool};
+    let sim = world(3, "");
+    let cluster = sim.cluster();
+    let world = sim.clone();
+    let (before, after) = sim
+        .run(async move {
+            let pool = Pool::join(&cluster, SessionOptions::default()).await.unwrap();
+            let endpoint = pool.session().endpoint().unwrap();
+            let engine = Sphinx::new(Config::tiny());
+            engine.create(&pool, &endpoint, "new").await.unwrap();
+            let attached = engine.attach(&pool, &endpoint, "new").await.unwrap();
+            let index = engine.open(&attached, &endpoint, 0).unwrap();
+            for key in 0..20u64 {
+                index.put(&key.to_be_bytes(), b"value").await.unwrap();
+                index.delete(&key.to_be_bytes()).await.unwrap();
+            }
+            let before = pool.heap().retired();
+            pool.keep_alive(&endpoint, 100 * MICROSECOND);
+            world.sleep(10 * MILLISECOND).await;
+            (before, pool.heap().retired())
+        })
+        .unwrap();
+    assert!(before > 0 && after == 0, "{before} objects waited, {after} still do");
+}

@@ -3,7 +3,6 @@
 //!
 //! `FARWOOD_TRIALS` sets how many trials each test runs, for longer runs.
 
-use farwood_fabric::transport::sim::Fault;
 use farwood_sim::reference::{Bugs, cells::Cells, records::Records};
 use farwood_sim::trial::{FaultKind, Report, Settings, Trial, run};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,14 +17,7 @@ fn cells(trial: &Trial) -> Report {
     run(&subject, trial, Settings::default()).unwrap_or_else(|failure| panic!("cells: {trial}\n{failure}"))
 }
 
-/// Without reconnects that fail, which this structure does not know what to do about: it repeats its WRITEs as soon as it is connected. And
-/// without servers that restart, maybe while the structure is made, which takes long.
 fn records(trial: &Trial) -> Report {
-    let mut trial = trial.clone();
-    trial.faults.faults.retain(|fault| {
-        !matches!(fault, Fault::FailReconnect { .. } | Fault::Cut { .. } | Fault::RestartServer { .. })
-    });
-    let trial = &trial;
     let subject = Records { keys: trial.keys, bugs: Bugs::default() };
     run(&subject, trial, Settings::default()).unwrap_or_else(|failure| panic!("records: {trial}\n{failure}"))
 }

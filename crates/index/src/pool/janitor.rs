@@ -56,12 +56,14 @@ impl Pool {
     /// does chores of the pool. The thread's executor has to run at least every third of a lease.
     pub fn keep_alive(&self, endpoint: &Endpoint, every: Nanos) {
         let janitor = self.session.endpoint().unwrap_or_else(|_| endpoint.clone());
-        let (session, looker) = (self.session.clone(), janitor.clone());
+        let (session, heap, looker) = (self.session.clone(), self.heap.clone(), janitor.clone());
         janitor.spawn(async move {
             while !session.is_closed() && !session.is_lost() {
                 looker.sleep(every.saturating_mul(BEATS_PER_LOOK)).await;
                 // A server that came back has ended the sessions that it found, and the coordinator does not know.
                 session.look_around(&looker).await;
+                // Whoever does nothing more gives back what it retired, too. What fails is tried again.
+                let _ = heap.collect(&looker).await;
             }
         });
         let (pool, endpoint) = (self.clone(), endpoint.clone());

@@ -110,6 +110,9 @@ struct State {
     slots: FxHashMap<ServerId, Vec<u64>>,
     /// Somebody clears what is left of dropped indexes.
     is_clearing: bool,
+    /// How many collections are under way: what they have taken out of limbo is nowhere else. None begins while the heap closes.
+    collecting: u32,
+    is_closing: bool,
     counts: HeapCounts,
 }
 
@@ -176,6 +179,22 @@ impl<'a> Clearing<'a> {
 impl Drop for Clearing<'_> {
     fn drop(&mut self) {
         self.0.state().is_clearing = false;
+    }
+}
+
+/// A collection under way.
+struct Collecting(Heap);
+
+impl Collecting {
+    fn begin(heap: &Heap) -> Self {
+        heap.state().collecting += 1;
+        Self(heap.clone())
+    }
+}
+
+impl Drop for Collecting {
+    fn drop(&mut self) {
+        self.0.state().collecting -= 1;
     }
 }
 
@@ -413,11 +432,18 @@ impl Heap {
 
     /// Frees what was retired and is safe by now. A heartbeat, if anything waits.
     pub async fn collect(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
-        if self.state().limbo.is_empty() {
-            return Ok(());
+        {
+            let state = self.state();
+            if state.limbo.is_empty() || state.is_closing {
+                return Ok(());
+            }
         }
-        let (heap, on) = (self.clone(), endpoint.clone());
-        endpoint.see_through(async move { heap.collect_now(&on).await }).await
+        self.collect_to_the_end(endpoint).await
+    }
+
+    async fn collect_to_the_end(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
+        let (collecting, on) = (Collecting::begin(self), endpoint.clone());
+        endpoint.see_through(async move { collecting.0.collect_now(&on).await }).await
     }
 
     async fn collect_now(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
@@ -430,14 +456,19 @@ impl Heap {
         };
         // What is there now was unlinked before the heartbeat that follows; what comes later waits for the next one.
         let stamp = self.inner.session.retire_stamp(endpoint).await?;
-        // Before anything is taken out: its pin tells a drop that objects are in our hands.
+        // Before anything is taken out: its pin tells a drop that objects are in our hands. But not one that the session has learned of:
+        // that does not wait for who begins now, so what is the dropped index's is left to who clears it.
         let op = endpoint.op();
+        let dropping = self.inner.session.dropping();
         let safe = {
             let mut state = self.state();
             state.limbo.stamp(mark, stamp);
-            state.limbo.take_safe(|stamp| self.inner.session.is_safe(stamp))
+            let safe = state.limbo.take_safe(|stamp| self.inner.session.is_safe(stamp));
+            let (gone, safe) = safe.into_iter().partition(|(it, _)| dropping.contains(&it.class.index));
+            state.limbo.put_back(Vec::into_iter(gone));
+            safe
         };
-        let mut safe = safe.into_iter();
+        let mut safe = Vec::into_iter(safe);
         while let Some((retired, stamp)) = safe.next() {
             let freed = async {
                 self.wipe(&op, retired.class, retired.addr).await?;
@@ -597,12 +628,22 @@ impl Heap {
 
     /// Clears the bits of free objects beyond [`MAX_FREE`] a class.
     async fn give_back_surplus(&self, op: &Op) -> Result<(), FabricError> {
-        let mut surplus = Vec::new();
-        for ((_, class), pool) in &mut self.state().pools {
-            let keep = pool.free.len().min(MAX_FREE);
-            surplus.extend(pool.free.drain(keep..).map(|(addr, _)| (*class, addr)));
-        }
+        let surplus = self.take_free_beyond(MAX_FREE);
         self.give_back(op, surplus).await
+    }
+
+    /// Takes out the free objects beyond so many a class. What is of an index that is being dropped is not given back: its chunks may be
+    /// another's any moment.
+    fn take_free_beyond(&self, keep: usize) -> Objects {
+        let dropping = self.inner.session.dropping();
+        let mut taken = Vec::new();
+        for ((_, class), pool) in &mut self.state().pools {
+            if !dropping.contains(&class.index) {
+                let keep = pool.free.len().min(keep);
+                taken.extend(pool.free.drain(keep..).map(|(addr, _)| (*class, addr)));
+            }
+        }
+        taken
     }
 
     async fn give_back(&self, op: &Op, mut objects: Objects) -> Result<(), FabricError> {
@@ -742,20 +783,29 @@ impl Heap {
     /// Gives everything back before the session ends: waits for retired objects to be safe (a bounded time), then clears the
     /// bits of all free ones. Returns how many retired objects had to be left.
     pub async fn close(&self, endpoint: &Endpoint) -> Result<usize, FabricError> {
+        self.state().is_closing = true;
+        let left = self.give_everything_back(endpoint).await;
+        self.state().is_closing = false;
+        left
+    }
+
+    async fn give_everything_back(&self, endpoint: &Endpoint) -> Result<usize, FabricError> {
         for wait in 0..MAX_LEAVING_WAITS {
-            self.collect(endpoint).await?;
-            if self.state().limbo.is_empty() {
-                break;
+            self.collect_to_the_end(endpoint).await?;
+            self.clear_dropped(endpoint).await?;
+            {
+                let state = self.state();
+                if state.limbo.is_empty() && state.collecting == 0 {
+                    break;
+                }
             }
             endpoint.sleep(LONGEST_LEAVING_WAIT_NS.min(WAIT_NS << wait.min(20))).await;
         }
         let op = endpoint.op();
-        let mut free = Vec::new();
-        for ((_, class), pool) in &mut self.state().pools {
-            free.extend(pool.free.drain(..).map(|(addr, _)| (*class, addr)));
-        }
+        let free = self.take_free_beyond(0);
         self.give_back(&op, free).await?;
-        Ok(self.state().limbo.len())
+        let state = self.state();
+        Ok(state.limbo.len() + state.collecting as usize)
     }
 }
 

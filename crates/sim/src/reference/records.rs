@@ -255,8 +255,13 @@ impl RecordsHandle {
         let won = match op.submit(batch).await {
             Ok(done) => done.previous(cas) == old.raw,
             Err(failure) => {
-                surely::reconnected(op, failure.error).await?;
-                let now = Slot { raw: surely::read_word(op, at).await? };
+                let found = async {
+                    surely::reconnected(op, failure.error).await?;
+                    surely::read_word(op, at).await
+                };
+                // Whoever cannot look does not know: the record is not used again, since it may be linked yet, or written to.
+                let now = found.await.inspect_err(|_| heap.abandon()).map_err(nobody_knows)?;
+                let now = Slot { raw: now };
                 // An emptied slot says that somebody emptied it, not who; a record says whose it is.
                 let can_tell = match fresh {
                     Some(_) => now.raw == old.raw || now.version() == new.version(),
@@ -272,7 +277,7 @@ impl RecordsHandle {
         };
         if won {
             if let Some(addr) = old.record() {
-                heap.retire(op, class(index), addr).await.map_err(done_but)?;
+                heap.retire(op, class(index), addr).await.map_err(nobody_knows)?;
             }
             if new.record().is_some() {
                 self.hints().insert(key, new.raw);
@@ -297,8 +302,8 @@ impl RecordsHandle {
     }
 }
 
-/// The operation has happened; only what comes after it failed.
-fn done_but(error: FabricError) -> IndexError {
+/// The operation may have happened; what comes after it failed.
+fn nobody_knows(error: FabricError) -> IndexError {
     match IndexError::from(error) {
         IndexError::Fenced => IndexError::Fenced,
         _ => IndexError::Unknown,

@@ -1,6 +1,6 @@
 //! Drawing what goes wrong in a trial, from its seed.
 
-use super::{LEASE_NS, LONG_READ_NS, Trial};
+use super::{GUESTS, LEASE_NS, LONG_READ_NS, Trial};
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND};
 use farwood_fabric::transport::sim::{Fault, MarkName};
 use fastrand::Rng;
@@ -117,7 +117,9 @@ impl Trial {
     }
 
     fn add_fault(&mut self, kind: FaultKind, rng: &mut Rng) {
-        let client = rng.u32(0..self.sessions.max(1));
+        // Those who use other indexes come after those who use the one that is tried.
+        let guests = if self.others { GUESTS } else { 0 };
+        let client = rng.u32(0..self.sessions.max(1) + guests);
         let server = rng.u16(0..self.servers.max(1));
         // A task's operation takes about four verbs.
         let at_verb = rng.u64(0..u64::from(self.tasks) * u64::from(self.ops) * 4);

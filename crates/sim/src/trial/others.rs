@@ -4,16 +4,16 @@
 //! Each has keys of its own, so it knows what must be there. A handle answers as ever, or says that the index was dropped; when the
 //! drop is complete, it says so.
 
-use super::{HEARTBEAT_NS, INDEX, Log, Trial};
+use super::{HEARTBEAT_NS, INDEX, Log, Patience, Trial};
 use farwood_fabric::clock::{MICROSECOND, Nanos};
-use farwood_fabric::control::{ControlError, IndexState};
+use farwood_fabric::control::{ControlError, IndexId, IndexState};
 use farwood_fabric::{Cluster, Endpoint, FabricError, marks};
 use farwood_index::engine::{sherman, sphinx};
 use farwood_index::pool::JoinOptions;
 use farwood_index::{AnyEngine, Index, IndexError, OrderedIndex, Pool};
 use fastrand::Rng;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// What they are called.
@@ -37,6 +37,10 @@ pub(super) struct Guest {
     pub(super) over: Rc<Cell<bool>>,
     /// It creates and drops, rather than only use what it finds.
     pub(super) is_maker: bool,
+    /// Keys of the index that it uses of which it does not know what they hold: what it gave up, or what failed, may happen yet.
+    pub(super) doubtful: RefCell<BTreeSet<u64>>,
+    /// Which index that is.
+    pub(super) used: Cell<Option<IndexId>>,
 }
 
 /// What must be under the keys; nothing is known of those that are missing.
@@ -96,6 +100,7 @@ impl Guest {
             }
         };
         let handle = index.handle(endpoint)?;
+        self.doubtful.borrow_mut().clear();
         self.use_it(&handle, 0, rng).await?;
         Index::drop(pool, endpoint, NAME).await?;
         marks::hit("other_index_dropped");
@@ -112,6 +117,14 @@ impl Guest {
 
     async fn look_on(&self, pool: &Pool, endpoint: &Endpoint, rng: &mut Rng) -> Result<(), IndexError> {
         let handle = Index::open(pool, endpoint, NAME).await?.handle(endpoint)?;
+        if self.trial.cancel > 0 {
+            // After it was opened: if it is another one by now, what is doubtful of this one counts for that too.
+            let infos = pool.list_indexes(&endpoint.op()).await?;
+            let used = infos.iter().find(|info| info.name == NAME).map(|info| info.id);
+            if self.used.replace(used) != used {
+                self.doubtful.borrow_mut().clear();
+            }
+        }
         self.use_it(&handle, KEYS, rng).await
     }
 
@@ -119,6 +132,7 @@ impl Guest {
     async fn use_it(&self, index: &impl OrderedIndex, first: u64, rng: &mut Rng) -> Result<(), IndexError> {
         // Nobody else uses these keys, but the one who looks on may have opened the same index before.
         let mut known = Known::new();
+        let mut whims = Rng::with_seed(rng.get_seed() ^ 0xca9c_e100);
         if first == 0 {
             known.extend((0..KEYS).map(|key| (key, None)));
         }
@@ -126,26 +140,34 @@ impl Guest {
             let key = first + rng.u64(0..KEYS);
             let bytes = key.to_be_bytes();
             let value = rng.u64(..).to_le_bytes().to_vec();
+            let patience = Patience::draw(self.trial.cancel, &mut whims);
+            // What is given up, or fails, may happen at any time.
+            let was_doubtful = !self.doubtful.borrow_mut().insert(key);
             match rng.u8(0..3) {
                 0 => {
-                    let found = index.get(&bytes).await?;
+                    let Some(found) = wait(patience, index.get(&bytes)).await? else { continue };
                     self.compare(key, &known, found.as_ref());
                     known.insert(key, found);
                 }
                 1 => {
                     known.remove(&key);
-                    index.put(&bytes, &value).await?;
+                    let Some(()) = wait(patience, index.put(&bytes, &value)).await? else { continue };
                     known.insert(key, Some(value));
                 }
                 _ => {
                     let before = known.remove(&key);
-                    let removed = index.delete(&bytes).await?;
+                    let Some(removed) = wait(patience, index.delete(&bytes)).await? else { continue };
                     if before.is_some_and(|held| held.is_some() != removed) {
                         let what = format!("a delete of key {key} of an index beside it says {removed}");
                         self.judge("a delete", &IndexError::Corrupt { what });
                     }
                     known.insert(key, None);
                 }
+            }
+            if was_doubtful {
+                known.remove(&key);
+            } else {
+                self.doubtful.borrow_mut().remove(&key);
             }
         }
         Ok(())
@@ -180,6 +202,23 @@ impl Guest {
         let mut log = self.log.borrow_mut();
         if !is_explained && log.trouble.is_none() {
             log.trouble = Some((what.to_owned(), error.clone()));
+        }
+    }
+}
+
+/// What an operation says, unless it takes too long and is given up.
+async fn wait<T>(
+    patience: Option<Patience>,
+    operation: impl Future<Output = Result<T, IndexError>>,
+) -> Result<Option<T>, IndexError> {
+    match patience {
+        None => operation.await.map(Some),
+        Some(patience) => {
+            let ended = patience.wait(operation).await;
+            if ended.is_none() {
+                marks::hit("operation_cancelled");
+            }
+            ended.transpose()
         }
     }
 }

@@ -117,6 +117,36 @@ fn indexes_come_and_go_beside_the_one_that_is_tried() {
     all(20, |seed| Trial { others: true, ..crowded(seed) }.with_random_faults());
 }
 
+/// Whoever gave operations on an index up, or does not know what became of them, lets nobody have its memory before that is settled.
+#[test]
+fn operations_are_given_up_on_indexes_that_go() {
+    let impatient = |seed| Trial { others: true, cancel: 15, sessions: 2, ..crowded(seed) };
+    all(20, |seed| impatient(seed).with_faults(FaultKind::FailReconnect, 6));
+}
+
+/// Found by `operations_are_given_up_on_indexes_that_go`: a session cleared what it had of a dropped index while it still settled what an
+/// operation on it had left behind, which then wrote into the index that had the memory next.
+#[test]
+fn settlements_end_before_their_index_is_cleared() {
+    let trial = "seed=3254 servers=2 sessions=2 tasks=2 ops=150 keys=16 tear=true cancel=15 others=true lose:c2@v108+1156248 \
+                 refuse:c2@n0x3 lose:c3@v601+1434902 refuse:c3@n0x4 lose:c2@v1171+1000075 refuse:c2@n0x5 \
+                 lose:c2@v270+1019387 refuse:c2@n0x2 lose:c3@v573+531110 refuse:c3@n1x4 lose:c3@v117+958427 refuse:c3@n0x4";
+    clean(&engines()[1], &trial.parse().expect("a trial"));
+}
+
+/// Found when idle sessions began to collect: who began to collect after a session had learned of a drop gave objects of the dropped index
+/// back, into the bitmap of whatever its chunk had become.
+#[test]
+fn what_is_retired_of_a_dropped_index_is_not_collected() {
+    for ops in [60, 120] {
+        let trial = format!(
+            "seed=83 servers=1 sessions=6 tasks=2 ops={ops} keys=16 tear=true long=2000000 leaves=4 others=true \
+             kill-at:after-BeginDrop#1"
+        );
+        clean(&engines()[1], &trial.parse().expect("a trial"));
+    }
+}
+
 #[test]
 fn compute_servers_leave_in_the_middle_of_their_operations() {
     let sum = all(30, |seed| Trial { leaves: 2, ..crowded(seed) });
