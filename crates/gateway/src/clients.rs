@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -70,6 +71,29 @@ impl Client {
     }
 }
 
+/// A client's place among the connections: whoever serves it has it. Wherever that ends, also in the middle of a command, the client is
+/// hung up on.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    client: Arc<Client>,
+    clients: Arc<Clients>,
+}
+
+impl Deref for Seat {
+    type Target = Arc<Client>;
+
+    fn deref(&self) -> &Arc<Client> {
+        &self.client
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.client.disconnect();
+        self.clients.lock().remove(&self.client.id);
+    }
+}
+
 /// All connections of a gateway.
 #[derive(Default, Debug)]
 pub(crate) struct Clients {
@@ -85,13 +109,13 @@ impl Clients {
 
     /// Takes in a connection, unless there are `most` already: then it comes back.
     pub(crate) fn enter(
-        &self,
+        self: &Arc<Self>,
         most: usize,
         stream: TcpStream,
         peer: SocketAddr,
         local: SocketAddr,
         since: u64,
-    ) -> Result<Arc<Client>, TcpStream> {
+    ) -> Result<Seat, TcpStream> {
         let mut clients = self.lock();
         if clients.len() >= most {
             self.refused.fetch_add(1, Ordering::Relaxed);
@@ -111,11 +135,7 @@ impl Clients {
             names: Mutex::default(),
         });
         clients.insert(id, Arc::clone(&client));
-        Ok(client)
-    }
-
-    pub(crate) fn leave(&self, client: &Client) {
-        self.lock().remove(&client.id);
+        Ok(Seat { client, clients: Arc::clone(self) })
     }
 
     pub(crate) fn list(&self) -> Vec<Arc<Client>> {

@@ -17,7 +17,7 @@ use std::task::{Poll, Waker};
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) options: Options,
-    pub(crate) clients: Clients,
+    pub(crate) clients: Arc<Clients>,
     pub(crate) cursors: Cursors,
     pub(crate) census: Census,
     pub(crate) memory: Memory,
@@ -33,7 +33,7 @@ pub(crate) struct Common {
 impl Common {
     pub(crate) fn new(options: Options, random: [u64; 3]) -> Self {
         Self {
-            clients: Clients::default(),
+            clients: Arc::default(),
             cursors: Cursors::new(random[0]),
             census: Census::default(),
             memory: Memory::default(),

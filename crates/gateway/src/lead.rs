@@ -105,10 +105,6 @@ impl<B: Backing> Lead<B> {
         drop(meanwhile);
         let _ = self.common.health.absent("the gateway has stopped", true);
         drop(self.common.lobby.take_all());
-        for client in self.common.clients.list() {
-            client.disconnect();
-            self.common.clients.leave(&client);
-        }
     }
 
     /// Connects to the servers anew, as soon as all of them are there; whether any came back with empty memory.

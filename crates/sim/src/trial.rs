@@ -14,7 +14,7 @@ mod draw;
 mod others;
 mod text;
 
-pub use draw::{ADOPTION_MARKS, CALLS, FaultKind};
+pub use draw::{ADOPTION_MARKS, AMID_INTENT, CALLS, FaultKind};
 pub use text::BadTrial;
 
 use crate::check::{self, leaks, settled};

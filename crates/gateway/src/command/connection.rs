@@ -1,17 +1,16 @@
 //! Commands about the connection itself.
 
 use super::{Answer, Command, Refused, SYNTAX, server, unknown};
-use crate::clients::Client;
+use crate::clients::{Client, Seat};
 use crate::common::{Common, wall_clock};
 use crate::number;
 use crate::resp::{Protocol, Reply, Request};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// One client's side of the conversation.
 #[derive(Debug)]
 pub(crate) struct Talk {
-    pub(crate) client: Arc<Client>,
+    pub(crate) client: Seat,
     pub(crate) protocol: Protocol,
     /// It still has to say the password.
     pub(crate) is_stranger: bool,
@@ -20,7 +19,7 @@ pub(crate) struct Talk {
 }
 
 impl Talk {
-    pub(crate) fn new(client: Arc<Client>, common: &Common) -> Self {
+    pub(crate) fn new(client: Seat, common: &Common) -> Self {
         let is_stranger = common.options.password.is_some();
         Self { client, protocol: Protocol::default(), is_stranger, is_over: false }
     }

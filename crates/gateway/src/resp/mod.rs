@@ -55,6 +55,7 @@ impl Request {
 impl Index<usize> for Request {
     type Output = [u8];
 
+    #[inline]
     fn index(&self, n: usize) -> &[u8] {
         let span = self.spans[n];
         &self.chunk[span.start as usize..span.end as usize]

@@ -78,7 +78,8 @@ pub(super) async fn accept<S: Store>(shard: Rc<Shard<S>>, listener: Socket<TcpLi
                                 let (input, parser, output) = (Vec::new(), Parser::default(), Vec::new());
                                 shard.inboxes[shard.number].push(Guest { talk, input, parser, output });
                             }
-                            Err(_) => shard.common.clients.leave(&client),
+                            // It is gone already.
+                            Err(_) => drop(client),
                         },
                         Err(stream) => turn_away(&stream),
                     }

@@ -85,21 +85,6 @@ pub(super) struct Connection<S: Store, F: Future<Output = Reply>> {
     execute: Execute<S, F>,
 }
 
-/// A client that is served. If that is cut short, in the middle of a command, it is hung up on.
-struct Presence<S: Store> {
-    shard: Rc<Shard<S>>,
-    client: Option<Arc<Client>>,
-}
-
-impl<S: Store> Drop for Presence<S> {
-    fn drop(&mut self) {
-        if let Some(client) = self.client.take() {
-            client.disconnect();
-            self.shard.common.clients.leave(&client);
-        }
-    }
-}
-
 impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
     pub(super) fn new(
         shard: Rc<Shard<S>>,
@@ -126,12 +111,9 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
 
     /// Serves the client until it leaves, or has to, or moves to another thread or session.
     pub(super) async fn serve(mut self) {
-        let mut presence =
-            Presence { shard: Rc::clone(&self.shard), client: Some(Arc::clone(&self.talk.client)) };
         let parting = self.converse().await;
         // The socket may have failed in the middle of a pipeline.
         self.settle(0).await;
-        presence.client = None;
         match parting {
             Ok(Parting::Move(home)) => {
                 self.shard.stats.handed_over.add(1);
@@ -143,7 +125,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
                 common.lobby.push(self.into_guest());
             }
             // What goes wrong with a socket means that the client is gone.
-            Ok(Parting::End) | Err(_) => self.shard.common.clients.leave(&self.talk.client),
+            Ok(Parting::End) | Err(_) => {}
         }
     }
 
@@ -157,44 +139,47 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
     }
 
     async fn converse(&mut self) -> io::Result<Parting> {
-        // What it brought along.
-        self.write().await?;
-        self.run_requests().await?;
-        self.write().await?;
-        while !self.talk.is_over {
-            self.socket.readable().await;
-            if self.shard.stop.is_set() {
-                return Ok(Parting::Wait);
-            }
-            match self.read() {
-                Ok(0) => return Ok(Parting::End),
-                Ok(bytes) => self.shard.stats.bytes_in.add(bytes as u64),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.socket.not_readable();
-                    continue;
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(error),
-            }
-            self.talk.client.active.store(self.shard.seconds.get(), Ordering::Relaxed);
-            self.shard.balance.is_active(&mut self.active_in);
+        if !self.output.is_empty() {
+            self.write().await?;
+        }
+        let mut has_spoken = false;
+        loop {
+            // What it has said just now, or what it brought along.
             self.run_requests().await?;
             self.write().await?;
             if self.talk.is_over {
-                break;
+                return Ok(Parting::End);
             }
-            if self.shard.stop.is_set() {
-                return Ok(Parting::Wait);
+            if has_spoken {
+                if self.shard.stop.is_set() {
+                    return Ok(Parting::Wait);
+                }
+                if let Some(home) = self.shard.balance.next_home() {
+                    return Ok(Parting::Move(home));
+                }
+                if self.socket.is_readable() {
+                    // Others first.
+                    self.shard.executor.yield_now().await;
+                }
             }
-            if let Some(home) = self.shard.balance.next_home() {
-                return Ok(Parting::Move(home));
-            }
-            if self.socket.is_readable() {
-                // Others first.
-                self.shard.executor.yield_now().await;
-            }
+            let bytes = loop {
+                self.socket.readable().await;
+                if self.shard.stop.is_set() {
+                    return Ok(Parting::Wait);
+                }
+                match self.read() {
+                    Ok(0) => return Ok(Parting::End),
+                    Ok(bytes) => break bytes,
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.socket.not_readable(),
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+            };
+            has_spoken = true;
+            self.shard.stats.bytes_in.add(bytes as u64);
+            self.talk.client.active.store(self.shard.seconds.get(), Ordering::Relaxed);
+            self.shard.balance.is_active(&mut self.active_in);
         }
-        Ok(Parting::End)
     }
 
     /// Reads once; how much.
@@ -420,6 +405,7 @@ fn note<S: Store>(shard: &Shard<S>, reply: &Reply, tag: &Tag) {
     }
 }
 
+#[inline]
 fn hash(key: &[u8]) -> u64 {
     let mut hasher = FxHasher::default();
     hasher.write(key);

@@ -168,10 +168,7 @@ async fn welcome<S: Store, F: Future<Output = Reply> + 'static>(
                 let connection = Connection::new(Rc::clone(&shard), socket, guest, boxes.clone(), execute);
                 shard.spawn_work(connection.serve());
             }
-            Err(error) => {
-                tracing::warn!("a client was turned away: {error}");
-                shard.common.clients.leave(&guest.talk.client);
-            }
+            Err(error) => tracing::warn!("a client was turned away: {error}"),
         }
     }
 }
@@ -223,10 +220,12 @@ impl<S: Store> Shard<S> {
         ))
     }
 
+    #[inline]
     fn take_chunk(&self) -> Rc<Vec<u8>> {
         self.chunks.borrow_mut().pop().unwrap_or_else(|| Rc::new(Vec::with_capacity(CHUNK_BYTES)))
     }
 
+    #[inline]
     fn give_chunk(&self, mut chunk: Rc<Vec<u8>>) {
         let mut chunks = self.chunks.borrow_mut();
         if let Some(bytes) = Rc::get_mut(&mut chunk).filter(|bytes| bytes.capacity() == CHUNK_BYTES) {

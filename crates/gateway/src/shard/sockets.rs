@@ -177,23 +177,25 @@ impl<T: AsFd> Socket<T> {
         self.state.is_writable.set(false);
     }
 
-    pub(crate) async fn readable(&self) {
-        self.wait(|state| state.is_readable.get()).await;
+    #[inline]
+    pub(crate) fn readable(&self) -> impl Future<Output = ()> {
+        self.wait(|state| state.is_readable.get())
     }
 
-    pub(crate) async fn writable(&self) {
-        self.wait(|state| state.is_writable.get()).await;
+    #[inline]
+    pub(crate) fn writable(&self) -> impl Future<Output = ()> {
+        self.wait(|state| state.is_writable.get())
     }
 
-    async fn wait(&self, is_so: impl Fn(&State) -> bool) {
-        std::future::poll_fn(|context| {
+    #[inline]
+    fn wait(&self, is_so: impl Fn(&State) -> bool) -> impl Future<Output = ()> {
+        std::future::poll_fn(move |context| {
             if is_so(&self.state) || self.sockets.is_closing.get() {
                 return Poll::Ready(());
             }
             self.state.waker.replace(Some(context.waker().clone()));
             Poll::Pending
         })
-        .await;
     }
 }
 

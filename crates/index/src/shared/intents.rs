@@ -85,9 +85,8 @@ impl Intents {
     pub fn take(&self, server: ServerId, bytes: usize) -> Option<Slot> {
         let granules = bytes.div_ceil(GRANULE).max(1);
         let journal = self.session.journal(server)?;
-        let wanted = if granules >= GRANULES { u64::MAX } else { (1 << granules) - 1 };
-        let last = GRANULES.checked_sub(granules)?;
-        let place = |used: u64| (0..=last).find(|at| used & (wanted << at) == 0);
+        let wanted = u64::MAX >> GRANULES.checked_sub(granules)?;
+        let place = |used: u64| first_run(!used, granules);
         let used = self.used.get(server.index())?;
         let before = used.fetch_update(Ordering::AcqRel, Ordering::Acquire, |used| {
             place(used).map(|first| used | wanted << first)
@@ -135,6 +134,18 @@ impl Drop for Slot {
             used.fetch_and(!self.mask, Ordering::AcqRel);
         }
     }
+}
+
+/// Where the first run of so many set bits begins.
+fn first_run(bits: u64, length: usize) -> Option<usize> {
+    // Bits where runs of `known` begin.
+    let (mut runs, mut known) = (bits, 1);
+    while known < length {
+        let more = known.min(length - known);
+        runs &= runs >> more;
+        known += more;
+    }
+    (runs != 0).then(|| runs.trailing_zeros() as usize)
 }
 
 fn intents_of(journal: GlobalAddr) -> GlobalAddr {
@@ -264,6 +275,19 @@ async fn count_held(op: &Op, locks: &[HeldWord]) -> Result<usize, FabricError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_run_that_is_long_enough_is_found() {
+        for length in 1..=GRANULES {
+            let run = u64::MAX >> (GRANULES - length);
+            for at in 0..=GRANULES - length {
+                assert_eq!(first_run(run << at, length), Some(at));
+                assert_eq!(first_run(run << at & !(1 << at), length), None, "{length} at {at}, but one");
+            }
+        }
+        assert_eq!(first_run(0b0111_0110_1101, 3), Some(8));
+        assert_eq!(first_run(0, 1), None);
+    }
     use farwood_fabric::RegionId;
     use smallvec::smallvec;
 

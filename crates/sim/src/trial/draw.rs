@@ -53,6 +53,11 @@ pub const ADOPTION_MARKS: [&str; 9] = [
     "adopt_finished",
 ];
 
+/// Whoever dies there was in the middle of a change of several WRITEs, and has written down what it was about to do.
+pub const AMID_INTENT: &str = "amid-intent";
+/// At which intent of a trial somebody dies, at the latest.
+const MAX_INTENTS: u64 = 20;
+
 /// The control calls in the middle of whose sequences it matters to die: fencing, adopting, dropping, joining, creating, leaving.
 pub const CALLS: [&str; 14] = [
     "BeginFence",
@@ -109,7 +114,13 @@ impl Trial {
     #[must_use]
     pub fn with_dying_adopters(mut self, count: u32) -> Self {
         let mut rng = Rng::with_seed(self.seed ^ 0xdead);
-        self.add_fault(FaultKind::Kill, &mut rng);
+        if rng.bool() {
+            self.add_fault(FaultKind::Kill, &mut rng);
+        } else {
+            // It leaves an intent behind, most likely.
+            let mark = MarkName::new(AMID_INTENT).expect("our own names are plain");
+            self.faults.faults.push(Fault::KillAtMark { client: None, mark, nth: rng.u64(1..=MAX_INTENTS) });
+        }
         for _ in 0..count {
             self.add_fault(FaultKind::KillAtMark, &mut rng);
         }

@@ -2,9 +2,10 @@
 //! full, indexes that come and go, compute servers that leave. Sherman and Sphinx alike.
 
 use super::{Sum, clean, trials};
+use farwood_fabric::transport::sim::Fault;
 use farwood_index::AnyEngine;
 use farwood_index::engine::{sherman, sphinx};
-use farwood_sim::trial::{ADOPTION_MARKS, FaultKind, Trial};
+use farwood_sim::trial::{ADOPTION_MARKS, AMID_INTENT, FaultKind, Trial};
 use std::collections::BTreeSet;
 
 fn engines() -> [AnyEngine; 2] {
@@ -38,13 +39,17 @@ fn adopters_may_die_one_after_the_other() {
     all(20, |seed| Trial { sessions: 6, ..crowded(seed) }.with_dying_adopters(4));
 }
 
+/// The trial with these faults too.
+fn with(mut trial: Trial, faults: &[String]) -> Trial {
+    trial.faults.faults.extend(faults.iter().map(|fault| fault.parse::<Fault>().expect("a fault")));
+    trial
+}
+
 /// A session dies, its adopter dies at one mark, and the next one at another.
 #[test]
 fn every_pair_of_adoption_marks_kills() {
-    const SEEDS: u64 = 40;
-    // Few sessions leave an intent; the others' recovery comes by all the rest.
-    let marks: Vec<&str> =
-        ADOPTION_MARKS.into_iter().filter(|mark| *mark != "adopt_intent_written").collect();
+    const SEEDS: u64 = 60;
+    let marks = ADOPTION_MARKS;
     let mut struck = BTreeSet::new();
     for engine in engines() {
         for (n, first) in marks.iter().enumerate() {
@@ -52,11 +57,16 @@ fn every_pair_of_adoption_marks_kills() {
                 // The hits of both adopters count: the second one comes by the marks before the first one's death again.
                 let nth = if m <= n { 2 } else { 1 };
                 for seed in 0..SEEDS {
-                    let mut trial = crowded(seed).with_faults(FaultKind::Kill, 1);
-                    for mark in [format!("kill-at:{first}#1"), format!("kill-at:{second}#{nth}")] {
-                        trial.faults.faults.push(mark.parse().expect("a fault"));
-                    }
-                    if clean(&engine, &trial).struck.len() == 2 {
+                    let mut faults = vec![format!("kill-at:{first}#1"), format!("kill-at:{second}#{nth}")];
+                    let trial = if faults.iter().any(|fault| fault.contains("adopt_intent_written")) {
+                        // Two leave an intent: the second may be carried out when the first is not there any more.
+                        faults.extend([3, 9].map(|nth| format!("kill-at:{AMID_INTENT}#{nth}")));
+                        Trial { sessions: 5, ..crowded(seed) }
+                    } else {
+                        crowded(seed).with_faults(FaultKind::Kill, 1)
+                    };
+                    let trial = with(trial, &faults);
+                    if clean(&engine, &trial).struck.len() == faults.len() {
                         struck.insert((*first, *second));
                         break;
                     }
@@ -67,6 +77,16 @@ fn every_pair_of_adoption_marks_kills() {
     let pairs = marks.iter().flat_map(|first| marks.iter().map(move |second| (*first, *second)));
     let missing: Vec<_> = pairs.filter(|pair| !struck.contains(pair)).collect();
     assert_eq!(missing, [], "pairs of marks that nobody died at");
+}
+
+/// Whoever dies in the middle of a change of several WRITEs leaves an intent, which those who recover it carry out.
+#[test]
+fn intents_of_the_dead_are_carried_out() {
+    let sum = all(40, |seed| {
+        let amid = [1 + seed % 5, 8 + seed % 7, 20].map(|nth| format!("kill-at:{AMID_INTENT}#{nth}"));
+        with(crowded(seed), &amid)
+    });
+    sum.assert_ran(&[("intent_carried_out", 20)]);
 }
 
 #[test]

@@ -40,7 +40,7 @@ impl Doom {
 
     /// A process has hit a mark. The driver never dies of it, nor does a memory server.
     pub(super) fn hit(&self, group: GroupId, name: &str) {
-        if group == DRIVER || server_of(group).is_some() || self.doomed.borrow().contains(&group) {
+        if group == DRIVER || server_of(group).is_some() || self.is_doomed(group) {
             return;
         }
         for watch in &mut *self.watches.borrow_mut() {
@@ -52,12 +52,17 @@ impl Doom {
             watch.hits += 1;
             if watch.hits == nth {
                 watch.has_struck = true;
-                if !self.doomed.borrow().contains(&group) {
+                if !self.is_doomed(group) {
                     self.doomed.borrow_mut().push(group);
                 }
                 self.ordered.store(true, Ordering::Relaxed);
             }
         }
+    }
+
+    /// Whether a process has hit a mark that kills it.
+    pub(super) fn is_doomed(&self, group: GroupId) -> bool {
+        self.doomed.borrow().contains(&group)
     }
 
     /// The next one to be buried.

@@ -29,7 +29,8 @@ pub enum Fault {
         after: bool,
     },
     /// The client dies where it hits a mark ([`crate::marks`]) for the `nth` time, before it posts another verb. Control calls
-    /// are marks too: `before-BeginAdopt` when the call is made, `after-BeginAdopt` when it has taken effect.
+    /// are marks too: `before-BeginAdopt` when the call is made, `after-BeginAdopt` when it has taken effect. `amid-intent` is when it posts
+    /// an intent, which arrives, with none, some or all of what is posted along.
     KillAtMark {
         /// Which client; `None`: whichever it is, and the hits of all clients count.
         client: Option<u32>,

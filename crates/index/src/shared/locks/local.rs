@@ -7,6 +7,7 @@
 
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
@@ -65,9 +66,12 @@ impl LocalLocks {
     pub(super) async fn acquire(&self, key: LockKey, left: impl Fn(u64)) -> Option<u64> {
         let waiter = {
             let mut shard = self.shard(key);
-            let Some(line) = shard.get_mut(&key) else {
-                shard.insert(key, Line::default());
-                return None;
+            let line = match shard.entry(key) {
+                Entry::Occupied(line) => line.into_mut(),
+                Entry::Vacant(free) => {
+                    free.insert(Line::default());
+                    return None;
+                }
             };
             let waiter = Arc::new(Waiter { state: Mutex::new(State::Waiting(None)) });
             line.waiting.push_back(Arc::clone(&waiter));
@@ -95,11 +99,13 @@ impl LocalLocks {
     /// Takes one's turn if nobody else has it.
     pub(super) fn try_acquire(&self, key: LockKey) -> bool {
         let mut shard = self.shard(key);
-        let is_free = !shard.contains_key(&key);
-        if is_free {
-            shard.insert(key, Line::default());
+        match shard.entry(key) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(free) => {
+                free.insert(Line::default());
+                true
+            }
         }
-        is_free
     }
 
     /// Whether the lock may be handed to somebody.

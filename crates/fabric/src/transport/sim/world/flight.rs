@@ -98,6 +98,12 @@ impl SimVerb {
         !matches!(self.action, Action::Read)
     }
 
+    /// Whether it writes down what its author is about to do: nothing else of more than a word is written to the board, but anchors, by
+    /// those who make an index.
+    pub(super) fn is_intent(&self) -> bool {
+        matches!(self.action, Action::Write) && self.region == RegionId::BOARD && self.len() > 8
+    }
+
     pub(super) fn in_one_word(&self) -> bool {
         self.offset / 8 == (self.offset + self.len() - 1) / 8
     }

@@ -620,6 +620,16 @@ impl World {
             return Ok(None);
         }
         let posted_before = process.verbs;
+        if self.doom.is_watching() && verbs[0].is_intent() {
+            self.doom.hit(group, "amid-intent");
+            if self.doom.is_doomed(group) {
+                let cut_at = self.rng.usize(1..=verbs.len());
+                self.launch_of_the_dead(connection, verbs, Some(cut_at));
+                self.bury_the_doomed();
+                return Ok(None);
+            }
+        }
+        let process = self.process(group);
         let mut lose = None;
         for fault in process.count_verbs(verbs.len() as u64) {
             match fault {
@@ -628,9 +638,7 @@ impl World {
                     let cut_at = usize::try_from(at_verb - posted_before).unwrap_or(0);
                     let how = self.rng.u8(0..3);
                     if how > 0 {
-                        let flight = self.launch(connection, verbs);
-                        self.flights[flight].detached = true;
-                        self.flights[flight].cut_at = (how == 1).then_some(cut_at);
+                        self.launch_of_the_dead(connection, verbs, (how == 1).then_some(cut_at));
                     }
                     self.die(group);
                     return Ok(None);
@@ -655,6 +663,13 @@ impl World {
             self.lose_completion(flight, late_ns);
         }
         Ok(Some(flight))
+    }
+
+    /// What somebody posts that dies meanwhile: all of it, or so many verbs.
+    fn launch_of_the_dead(&mut self, connection: usize, verbs: SimVerbs, cut_at: Option<usize>) {
+        let flight = self.launch(connection, verbs);
+        self.flights[flight].detached = true;
+        self.flights[flight].cut_at = cut_at;
     }
 
     fn launch(&mut self, connection: usize, verbs: SimVerbs) -> usize {
