@@ -79,15 +79,21 @@ fn an_index_by_hand() {
     Shell { url: "nowhere".to_owned() }.refused("list", &[], "names no servers");
 }
 
-/// Who is killed holds locks, and has a lease for a moment: a check waits for his recovery, or does it.
-#[test]
-fn a_check_recovers_the_dead_first() {
-    let servers = Servers::start(&["--lease-ms", "5000"]);
+/// A pool with an index of each engine.
+fn trees(servers: &Servers) -> (String, Shell) {
     let place = servers.place(Over::Tcp);
     let shell = Shell { url: place.clone() };
     for (name, engine) in TREES {
         shell.expect("create", &[name, "--engine", engine], "", 0);
     }
+    (place, shell)
+}
+
+/// Who is killed holds locks, and has a lease for a moment: a check waits for his recovery, or does it.
+#[test]
+fn a_check_recovers_the_dead_first() {
+    let servers = Servers::start(&["--lease-ms", "5000"]);
+    let (place, shell) = trees(&servers);
     for round in 0..3 {
         let mut clients = [client("trees", &place), client("trees", &place)];
         nap(Duration::from_millis(50));
@@ -103,11 +109,7 @@ fn a_check_recovers_the_dead_first() {
 #[test]
 fn a_check_says_who_is_dead_and_not_recovered() {
     let servers = Servers::start(&["--lease-ms", "1000"]);
-    let place = servers.place(Over::Tcp);
-    let shell = Shell { url: place.clone() };
-    for (name, engine) in TREES {
-        shell.expect("create", &[name, "--engine", engine], "", 0);
-    }
+    let (place, shell) = trees(&servers);
     let executor = Executor::new();
     executor.block_on(async {
         let cluster = connect(&place).expect("the pool is there");

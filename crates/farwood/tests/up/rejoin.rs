@@ -194,15 +194,32 @@ fn a_server_that_comes_back_empty_beside_another_is_spoken_of_plainly() {
     assert!(!replies.iter().any(|reply| reply.contains("m1:")), "{replies:?}");
 }
 
+/// Two servers and a gateway that serves an index on them.
+struct Pair {
+    servers: [Server; 2],
+    url: String,
+    gateway: Running,
+    client: Client,
+    metrics: String,
+    _temporary: Folder,
+}
+
+impl Pair {
+    fn start(over: Over, memory: Memory) -> Self {
+        let servers = ["0", "1"].map(|number| Server::number([number, "2"], memory));
+        let places = servers.each_ref().map(|server| server.place(over)).join(",");
+        let url = if over == Over::Shm { "shm://" } else { "tcp://" }.to_owned() + &places;
+        let (temporary, metrics) = (Folder::new(), free_address());
+        farwood(&["create", &url, "store", "--engine", "sphinx"]);
+        let gateway = Running::gateway(&url, &["--threads", "2", "--metrics", &metrics], &temporary);
+        let client = gateway.client();
+        Self { servers, url, gateway, client, metrics, _temporary: temporary }
+    }
+}
+
 /// The coordinator does not know that another server came back, and hears from the gateway as ever.
 fn a_gateway_rejoins_when_another_server_comes_back(over: Over) {
-    let mut servers = [Server::number(["0", "2"], Memory::Kept), Server::number(["1", "2"], Memory::Kept)];
-    let places = |over| servers.each_ref().map(|server| server.place(over)).join(",");
-    let url = |over| if over == Over::Shm { "shm://" } else { "tcp://" }.to_owned() + &places(over);
-    let (url, temporary, metrics) = (url(over), Folder::new(), free_address());
-    farwood(&["create", &url, "store", "--engine", "sphinx"]);
-    let gateway = Running::gateway(&url, &["--threads", "2", "--metrics", &metrics], &temporary);
-    let mut client = gateway.client();
+    let Pair { mut servers, gateway, mut client, metrics, .. } = Pair::start(over, Memory::Kept);
     for n in 0..100 {
         assert_eq!(client.say(&format!("SET k{n} {n}")), "OK");
     }
@@ -237,13 +254,7 @@ fn a_gateway_rejoins_when_another_server_comes_back_over_tcp() {
 /// A coordinator that comes back with empty memory counts its sessions anew and knows no index: what other servers hold means nothing to
 /// it. They say so, and serve again as soon as they are empty, too.
 fn a_gateway_says_which_servers_must_be_emptied(over: Over) {
-    let mut servers = [Server::number(["0", "2"], Memory::Lost), Server::number(["1", "2"], Memory::Lost)];
-    let places = |over| servers.each_ref().map(|server| server.place(over)).join(",");
-    let url = |over| if over == Over::Shm { "shm://" } else { "tcp://" }.to_owned() + &places(over);
-    let (url, temporary, metrics) = (url(over), Folder::new(), free_address());
-    farwood(&["create", &url, "store", "--engine", "sphinx"]);
-    let gateway = Running::gateway(&url, &["--threads", "2", "--metrics", &metrics], &temporary);
-    let mut client = gateway.client();
+    let Pair { mut servers, gateway, mut client, metrics, url, .. } = Pair::start(over, Memory::Lost);
     assert_eq!(client.say("SET a 1"), "OK");
     servers[0].kill();
     wait_for("the gateway to notice", || !is_healthy(&metrics));
