@@ -70,6 +70,11 @@ pub trait Source {
     fn interest(&self) -> Option<PollFd<'_>>;
     /// When to look again though nothing has come.
     fn deadline(&self) -> Option<Nanos>;
+    /// A flag that it raises while nothing is under way and nothing is to be sent: until it is lowered, by whoever posts something, or by
+    /// [`Source::interest`], the source is only asked when the thread sleeps.
+    fn rests(&self) -> Option<&Rc<Cell<bool>>> {
+        None
+    }
     /// How long spinning may pay.
     fn spin(&self) -> Spin {
         Spin { ns: SPIN_NS, alone_ns: 0 }
@@ -83,6 +88,18 @@ pub struct Spin {
     pub ns: Nanos,
     /// How much of that without giving way to others: what is waited for does not need this core.
     pub alone_ns: Nanos,
+}
+
+/// A source that the thread attends to.
+struct Registered {
+    source: Weak<dyn Source>,
+    rests: Rc<Cell<bool>>,
+}
+
+impl Registered {
+    fn is_there(&self) -> bool {
+        self.source.strong_count() > 0
+    }
 }
 
 /// The tasks of one thread.
@@ -103,7 +120,7 @@ struct Inner {
     group: Cell<GroupId>,
     /// Paused groups, with the tasks that became ready meanwhile.
     paused: RefCell<FxHashMap<GroupId, Vec<TaskId>>>,
-    sources: RefCell<Vec<Weak<dyn Source>>>,
+    sources: RefCell<Vec<Registered>>,
     /// When sources were first found to have nothing to do, since they last had.
     idle_since: Cell<Option<Nanos>>,
     /// Whether what is waited for does not need this core, so far.
@@ -413,18 +430,20 @@ impl Executor {
             let _ = self.inner.ready.wake.set(WakeUp::new()?);
         }
         let mut sources = self.inner.sources.borrow_mut();
-        sources.retain(|source| source.strong_count() > 0);
-        sources.push(Rc::downgrade(source));
+        sources.retain(Registered::is_there);
+        let rests = source.rests().cloned().unwrap_or_default();
+        sources.push(Registered { source: Rc::downgrade(source), rests });
         Ok(())
     }
 
-    /// Does something with each source that is still there; whether all are.
+    /// Does something with each source that is still there and does not rest; whether all are there.
     fn each_source(&self, mut work: impl FnMut(&dyn Source)) -> bool {
         let mut all = true;
         // One at a time, since a source may wake what registers another.
         for n in 0.. {
             let source = match self.inner.sources.borrow().get(n) {
-                Some(source) => source.upgrade(),
+                Some(one) if one.rests.get() => continue,
+                Some(one) => one.source.upgrade(),
                 None => break,
             };
             match source {
@@ -451,7 +470,7 @@ impl Executor {
             }
         }
         if !all {
-            self.inner.sources.borrow_mut().retain(|source| source.strong_count() > 0);
+            self.inner.sources.borrow_mut().retain(Registered::is_there);
         }
         if did && !is_clock_due {
             self.rest(None);
@@ -502,7 +521,8 @@ impl Executor {
             }
             woken.sleep = Sleep::Polling;
         }
-        let sources: Vec<_> = self.inner.sources.borrow().iter().filter_map(Weak::upgrade).collect();
+        let sources: Vec<_> =
+            self.inner.sources.borrow().iter().filter_map(|one| one.source.upgrade()).collect();
         let mut ends = vec![PollFd::new(wake, rustix::event::PollFlags::IN)];
         ends.extend(sources.iter().filter_map(|source| source.interest()));
         let deadline = sources.iter().filter_map(|source| source.deadline()).chain(self.next_timer()).min();

@@ -59,6 +59,8 @@ pub(crate) struct Connection {
     state: RefCell<State>,
     /// The executor has waited for the socket: it may have something though nothing is expected.
     look: Cell<bool>,
+    /// Nothing is under way, and nothing is to be sent.
+    rests: Rc<Cell<bool>>,
 }
 
 struct State {
@@ -106,7 +108,7 @@ impl Connection {
             broken: false,
         };
         let (state, look) = (RefCell::new(state), Cell::new(false));
-        let connection = Rc::new(Self { ends, socket, credit, patience, state, look });
+        let connection = Rc::new(Self { ends, socket, credit, patience, state, look, rests: Rc::default() });
         let source: Rc<dyn Source> = Rc::clone(&connection) as _;
         executor.register(&source)?;
         Ok(connection)
@@ -128,6 +130,7 @@ impl Connection {
             let error = FabricError::Disconnected { server: self.ends.server };
             return Err(BatchFailure::not_executed(error, batch.len()));
         }
+        self.rests.set(false);
         let sending = Sending::new(std::mem::take(&mut batch.verbs));
         let key = state.slots.insert(Results { outputs: sending.outputs(pool), failure: None });
         state.backlog.push_back((key, sending));
@@ -294,6 +297,7 @@ impl Source for Connection {
             let state = self.state.borrow();
             let expects = !state.awaited.is_empty() || self.look.replace(false);
             if state.broken || !expects {
+                self.rests.set(state.backlog.is_empty() && state.out.is_empty());
                 return false;
             }
         }
@@ -334,8 +338,13 @@ impl Source for Connection {
         !self.state.borrow().awaited.is_empty()
     }
 
+    fn rests(&self) -> Option<&Rc<Cell<bool>>> {
+        Some(&self.rests)
+    }
+
     fn interest(&self) -> Option<PollFd<'_>> {
         self.look.set(true);
+        self.rests.set(false);
         let state = self.state.borrow();
         if state.broken {
             return None;
