@@ -196,11 +196,11 @@ fn a_server_that_comes_back_empty_beside_another_is_spoken_of_plainly() {
 
 /// Two servers and a gateway that serves an index on them.
 struct Pair {
+    client: Client,
+    gateway: Running,
+    metrics: String,
     servers: [Server; 2],
     url: String,
-    gateway: Running,
-    client: Client,
-    metrics: String,
     _temporary: Folder,
 }
 
@@ -219,25 +219,25 @@ impl Pair {
 
 /// The coordinator does not know that another server came back, and hears from the gateway as ever.
 fn a_gateway_rejoins_when_another_server_comes_back(over: Over) {
-    let Pair { mut servers, gateway, mut client, metrics, .. } = Pair::start(over, Memory::Kept);
+    let mut pair = Pair::start(over, Memory::Kept);
     for n in 0..100 {
-        assert_eq!(client.say(&format!("SET k{n} {n}")), "OK");
+        assert_eq!(pair.client.say(&format!("SET k{n} {n}")), "OK");
     }
-    servers[1].kill();
-    wait_for("the gateway to notice", || !is_healthy(&metrics));
+    pair.servers[1].kill();
+    wait_for("the gateway to notice", || !is_healthy(&pair.metrics));
     if over == Over::Tcp {
-        wait_for("the refusal of commands", || !ask_meanwhile(&mut client).is_empty());
-        let (_, why) = health(&metrics);
+        wait_for("the refusal of commands", || !ask_meanwhile(&mut pair.client).is_empty());
+        let (_, why) = health(&pair.metrics);
         assert!(!why.contains("reconnect"), "{why}");
         // Those whose command was under way when the session ended are disconnected.
-        client = gateway.client();
+        pair.client = pair.gateway.client();
     }
-    servers[1].start_again();
-    wait_for("the gateway to join again", || is_healthy(&metrics));
-    wait_for("the first answer", || client.say("GET k0") == "0");
+    pair.servers[1].start_again();
+    wait_for("the gateway to join again", || is_healthy(&pair.metrics));
+    wait_for("the first answer", || pair.client.say("GET k0") == "0");
     for n in 0..100 {
-        assert_eq!(client.say(&format!("GET k{n}")), n.to_string());
-        assert_eq!(client.say(&format!("SET k{n} again")), "OK");
+        assert_eq!(pair.client.say(&format!("GET k{n}")), n.to_string());
+        assert_eq!(pair.client.say(&format!("SET k{n} again")), "OK");
     }
 }
 
@@ -254,21 +254,21 @@ fn a_gateway_rejoins_when_another_server_comes_back_over_tcp() {
 /// A coordinator that comes back with empty memory counts its sessions anew and knows no index: what other servers hold means nothing to
 /// it. They say so, and serve again as soon as they are empty, too.
 fn a_gateway_says_which_servers_must_be_emptied(over: Over) {
-    let Pair { mut servers, gateway, mut client, metrics, url, .. } = Pair::start(over, Memory::Lost);
-    assert_eq!(client.say("SET a 1"), "OK");
-    servers[0].kill();
-    wait_for("the gateway to notice", || !is_healthy(&metrics));
-    servers[0].start_again();
+    let mut pair = Pair::start(over, Memory::Lost);
+    assert_eq!(pair.client.say("SET a 1"), "OK");
+    pair.servers[0].kill();
+    wait_for("the gateway to notice", || !is_healthy(&pair.metrics));
+    pair.servers[0].start_again();
     let reason = "start m1 with empty memory, too";
-    wait_for("the reason", || health(&metrics).1.contains(reason));
-    wait_for("the refusal of commands", || client.say("GET a").starts_with("LOADING "));
-    servers[1].kill();
-    servers[1].start_again();
-    wait_for("the gateway to join again", || is_healthy(&metrics));
-    assert_eq!(client.say("GET a"), "nil");
-    assert_eq!(client.say("SET a 2"), "OK");
-    assert_eq!(client.say("GET a"), "2");
-    let sessions = sessions(&url);
+    wait_for("the reason", || health(&pair.metrics).1.contains(reason));
+    wait_for("the refusal of commands", || pair.client.say("GET a").starts_with("LOADING "));
+    pair.servers[1].kill();
+    pair.servers[1].start_again();
+    wait_for("the gateway to join again", || is_healthy(&pair.metrics));
+    assert_eq!(pair.client.say("GET a"), "nil");
+    assert_eq!(pair.client.say("SET a 2"), "OK");
+    assert_eq!(pair.client.say("GET a"), "2");
+    let sessions = sessions(&pair.url);
     assert_eq!(sessions.len(), 1, "attempts to join leave nothing behind: {sessions:?}");
 }
 

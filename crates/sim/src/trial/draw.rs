@@ -56,7 +56,7 @@ pub const ADOPTION_MARKS: [&str; 9] = [
 /// Whoever dies there was in the middle of a change of several WRITEs, and has written down what it was about to do.
 pub const AMID_INTENT: &str = "amid-intent";
 /// At which intent of a trial somebody dies, at the latest.
-const MAX_INTENTS: u64 = 20;
+const MAX_INTENTS: u64 = 6;
 
 /// The control calls in the middle of whose sequences it matters to die: fencing, adopting, dropping, joining, creating, leaving.
 pub const CALLS: [&str; 14] = [
