@@ -17,10 +17,21 @@ pub(crate) struct Health {
     sessions: AtomicU64,
 }
 
+/// What it takes until there is a session again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Remedy {
+    /// Nothing but time.
+    Time,
+    /// Somebody creates the index.
+    Index,
+    /// An operator starts servers on other memory.
+    Operator,
+}
+
 #[derive(Debug)]
 enum State {
     /// There is no session.
-    Absent { why: String, has_index: bool },
+    Absent { why: String, remedy: Remedy },
     /// There is one; perhaps a server other than the coordinator does not answer.
     Joined { session: Session, silent: Option<String> },
 }
@@ -30,7 +41,7 @@ impl Default for Health {
         Self {
             state: Mutex::new(State::Absent {
                 why: "it has not joined the pool yet".to_owned(),
-                has_index: true,
+                remedy: Remedy::Time,
             }),
             sessions: AtomicU64::new(0),
         }
@@ -48,9 +59,9 @@ impl Health {
         self.sessions.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// There is no session, or none any more, perhaps for want of an index; whether this is another reason than before.
-    pub(crate) fn absent(&self, why: &str, has_index: bool) -> bool {
-        let now = State::Absent { why: why.to_owned(), has_index };
+    /// There is no session, or none any more; whether this is another reason than before.
+    pub(crate) fn absent(&self, why: &str, remedy: Remedy) -> bool {
+        let now = State::Absent { why: why.to_owned(), remedy };
         let before = std::mem::replace(&mut *self.lock(), now);
         !matches!(before, State::Absent { why: before, .. } if before == why)
     }
@@ -104,8 +115,12 @@ impl Health {
     /// operators ([`Self::trouble`]), unless it is theirs to mend.
     pub(crate) fn refusal(&self) -> &'static str {
         match &*self.lock() {
-            State::Absent { has_index: false, .. } => {
+            State::Absent { remedy: Remedy::Index, .. } => {
                 "LOADING there is no index that the gateway can serve; it goes on by itself when one is created, try again"
+            }
+            State::Absent { remedy: Remedy::Operator, .. } => {
+                "LOADING memory servers were started on memory that does not belong together; an operator has to start them \
+                 anew, as the gateway's log and /healthz say"
             }
             State::Joined { session, .. } if !session.is_lost() => {
                 "LOADING the memory servers do not answer; the gateway goes on by itself when they do, try again"

@@ -12,9 +12,11 @@
 //! Whatever fails between joining and serving leaves the pool again.
 
 use crate::common::{Common, Stop, at_most};
+use crate::health::Remedy;
 use crate::shard::{self, Inbox, Joined, Start};
 use crate::store::{Backing, Store, lacks_index};
 use farwood_fabric::clock::{MILLISECOND, SECOND};
+use farwood_fabric::control::ControlError;
 use farwood_fabric::{Cluster, Endpoint, Executor, FabricError, Label, SessionOptions};
 use farwood_index::{IndexError, Pool};
 use std::net::TcpListener;
@@ -56,16 +58,23 @@ enum Ended {
 /// Why there is no session.
 struct Lost {
     why: String,
-    has_index: bool,
+    remedy: Remedy,
 }
 
 impl Lost {
     fn new(why: impl Into<String>) -> Self {
-        Self { why: why.into(), has_index: true }
+        Self { why: why.into(), remedy: Remedy::Time }
     }
 
     fn from_error(error: &IndexError) -> Self {
-        Self { why: error.to_string(), has_index: !lacks_index(error) }
+        let of_other =
+            |error: &FabricError| matches!(error.control(), Some(ControlError::OtherCoordinator { .. }));
+        let remedy = match error {
+            error if lacks_index(error) => Remedy::Index,
+            IndexError::Fabric(error) if of_other(error) => Remedy::Operator,
+            _ => Remedy::Time,
+        };
+        Self { why: error.to_string(), remedy }
     }
 }
 
@@ -103,7 +112,7 @@ impl<B: Backing> Lead<B> {
             is_emptied |= self.find_servers();
         }
         drop(meanwhile);
-        let _ = self.common.health.absent("the gateway has stopped", true);
+        let _ = self.common.health.absent("the gateway has stopped", Remedy::Time);
         drop(self.common.lobby.take_all());
     }
 
@@ -125,8 +134,8 @@ impl<B: Backing> Lead<B> {
     }
 
     /// Says why there is no session, once until there is another reason.
-    fn absent(&self, Lost { why, has_index }: &Lost) {
-        if self.common.health.absent(why, *has_index) {
+    fn absent(&self, Lost { why, remedy }: &Lost) {
+        if self.common.health.absent(why, *remedy) {
             tracing::warn!("no session with the memory servers: {why}; joining again until it works");
         }
     }
@@ -286,11 +295,11 @@ impl Drop for Meanwhile {
 fn lost(pool: &Pool) -> Lost {
     let session = pool.session();
     if !session.is_lost() && pool.has_dropped_index() {
-        return Lost { why: "the index was dropped; create it anew".to_owned(), has_index: false };
+        return Lost { why: "the index was dropped; create it anew".to_owned(), remedy: Remedy::Index };
     }
     Lost::new(if session.is_fenced() {
         format!(
-            "{} was fenced, since a memory server had not heard from it in time or was started again",
+            "{} was fenced: a memory server had not heard from it in time or was started again, or it was evicted",
             session.id()
         )
     } else {
