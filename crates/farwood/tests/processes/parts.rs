@@ -1,8 +1,7 @@
 //! What client processes do until they are ended.
 
 use super::world::{AT_WORK, connect};
-use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos, SECOND};
-use farwood_fabric::control::RETIRE_SLOTS;
+use farwood_fabric::clock::{MILLISECOND, Nanos, SECOND};
 use farwood_fabric::{
     Batch, CallError, Cluster, Endpoint, Executor, FabricError, GlobalAddr, RegionId, ServerId, Session,
     SessionOptions,
@@ -109,9 +108,6 @@ async fn idle(cluster: &Cluster) -> Result<(), FabricError> {
     }
 }
 
-/// How long lies between two looks whether the epochs have gone on.
-const COLLECT_NS: Nanos = 50 * MICROSECOND;
-
 /// Writes and deletes at random, for ever.
 async fn keep_writing<E: Engine>(engine: &E, cluster: &Cluster) -> Result<(), IndexError> {
     let pool = Pool::join(cluster, SessionOptions::default()).await?;
@@ -125,12 +121,6 @@ async fn keep_writing<E: Engine>(engine: &E, cluster: &Cluster) -> Result<(), In
         match endpoint.random_below(4) {
             0 => drop(index.delete(&key).await?),
             _ => index.put(&key, &endpoint.random().to_be_bytes()).await?,
-        }
-        // Objects that are retired while the journal is full leak in a crash. That they do not pile up while somebody else is held up is
-        // for those who count what leaks.
-        while pool.heap().retired() as u64 >= RETIRE_SLOTS / 2 {
-            pool.heap().collect(&endpoint).await?;
-            endpoint.sleep(COLLECT_NS).await;
         }
     }
 }

@@ -5,6 +5,7 @@ use super::sherman::{self, LocksAlone, Sherman};
 use super::sphinx::{self, Sphinx};
 use crate::Pool;
 use crate::api::{IndexError, KeyValue, OrderedIndex};
+use crate::pool::Mistakes;
 use crate::pool::recovery::{LocalFuture, Recoverer};
 use crate::shared::heap::Class;
 use farwood_fabric::control::IndexInfo;
@@ -127,6 +128,13 @@ impl Engine for AnyEngine {
         match self {
             Self::Sherman(engine) => engine.name(),
             Self::Sphinx(engine) => engine.name(),
+        }
+    }
+
+    fn mistakes(&self) -> Mistakes {
+        match self {
+            Self::Sherman(engine) => engine.mistakes(),
+            Self::Sphinx(engine) => engine.mistakes(),
         }
     }
 

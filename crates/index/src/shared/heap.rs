@@ -6,7 +6,7 @@
 //! 1. **Allocate**: from the session's own free objects; else from retired ones that are safe by now; else by claiming free
 //!    bits of a chunk it was given, some at a time (CAS on the bitmap word); else from a new chunk (a call; the server hands out
 //!    what dead sessions left first, and where room is scarce, chunks that others have and use only in part).
-//! 2. **Retire** an object that has just been unlinked: it is written into the session's journal on its server, and waits for
+//! 2. **Retire** an object that has just been unlinked: it is written into the session's journal on its server ([`journal`]), and waits for
 //!    the epoch ([`Session::retire_stamp`]). Then its journal slot is cleared, and it is free in this session's hands. Epochs are
 //!    asked for now and then only: it is a call, during which the thread may do nothing else.
 //! 3. Beyond [`MAX_FREE`] free objects of a class are given back: their bits are cleared (FAA; nobody else changes a set bit).
@@ -22,14 +22,16 @@
 //! journal entry for an object that is linked, which is why step 2 comes after the unlinking and why slots are cleared before
 //! reuse.
 
+mod journal;
 mod limbo;
 mod room;
 
 use super::surely;
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos};
-use farwood_fabric::control::{ControlError, IndexId, MAIN_BASE, ObjectChunk, RETIRE_SLOTS, Reply, Request};
-use farwood_fabric::session::{Estate, RetireStamp};
+use farwood_fabric::control::{ControlError, IndexId, MAIN_BASE, ObjectChunk, Reply, Request};
+use farwood_fabric::session::RetireStamp;
 use farwood_fabric::{CallError, Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId, Session, marks};
+use journal::Slots;
 use limbo::Limbo;
 pub use room::Room;
 use rustc_hash::FxHashMap;
@@ -78,6 +80,7 @@ type Objects = Vec<(Class, GlobalAddr)>;
 
 /// Mistakes that the checkers must catch: they test the test. And what helps to catch them.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "mistakes are made one by one")]
 pub struct Sabotage {
     /// A retired object is free at once.
     pub reuse_without_epoch: bool,
@@ -85,6 +88,8 @@ pub struct Sabotage {
     pub reuse_in_doubt: bool,
     /// No mistake: an object that becomes free is zeroed, so that whoever still reads it is found out.
     pub zero_freed: bool,
+    /// No mistake: the board has no slots but for the names of pages.
+    pub few_slots: bool,
 }
 
 /// The remote objects of one session. Cheap to clone, usable from any thread.
@@ -106,8 +111,8 @@ struct State {
     /// When the epochs may be asked for again (on the clock of the process), and how many objects have been retired since they were.
     next_collection: Nanos,
     retired_since: usize,
-    /// Per server, the journal slots that are not in use.
-    slots: FxHashMap<ServerId, Vec<u64>>,
+    /// The journal slots that are not in use.
+    slots: Slots,
     /// Somebody clears what is left of dropped indexes.
     is_clearing: bool,
     /// How many collections are under way: what they have taken out of limbo is nowhere else. None begins while the heap closes.
@@ -247,7 +252,7 @@ pub struct HeapCounts {
 impl Heap {
     /// The heap of a session.
     pub fn new(session: &Session, sabotage: Sabotage) -> Self {
-        let slots = session.servers().iter().map(|s| (*s, (0..RETIRE_SLOTS).collect())).collect();
+        let slots = Slots::of(session, sabotage.few_slots);
         let state = Mutex::new(State { slots, ..State::default() });
         Self { inner: Arc::new(Inner { session: session.clone(), sabotage, state }) }
     }
@@ -366,7 +371,7 @@ impl Heap {
             self.put_back(class, addr, true);
             return Ok(());
         }
-        let slot = self.take_slot(addr.server());
+        let slot = self.slot_for(op, class.index, addr.server()).await;
         let retiring = Retiring { heap: self, op, retired: Some(Retired { addr, class, slot }) };
         if let Some(slot) = slot {
             surely::write_word(op, slot, addr.to_raw()).await?;
@@ -403,11 +408,6 @@ impl Heap {
             surely::write(op, addr, &vec![0; usize::try_from(class.object_bytes).unwrap_or(0)]).await?;
         }
         Ok(())
-    }
-
-    fn take_slot(&self, server: ServerId) -> Option<GlobalAddr> {
-        let slot = self.state().slots.get_mut(&server)?.pop()?;
-        self.inner.session.journal(server).map(|journal| journal.add(slot * 8))
     }
 
     /// Frees what was retired and is safe by now, if the epochs have not been asked for just now.
@@ -503,10 +503,8 @@ impl Heap {
     /// The journal slot of a retired object, which has been cleared, may be used again.
     fn forget_slot(&self, retired: &Retired) {
         let mut state = self.state();
-        if let (Some(slot), Some(journal)) = (retired.slot, self.inner.session.journal(retired.addr.server()))
-        {
-            let number = (slot.offset() - journal.offset()) / 8;
-            state.slots.entry(retired.addr.server()).or_default().push(number);
+        if let Some(slot) = retired.slot {
+            state.slots.give(retired.class.index, slot);
         }
         state.counts.reused += 1;
     }
@@ -695,42 +693,6 @@ impl Heap {
         (GlobalAddr::new(addr.server(), RegionId::MAIN, addr.offset() - within), within)
     }
 
-    /// Frees what a fenced session had retired, and what is safe by now, from that session's journal. Returns how many objects.
-    pub async fn free_retired_of(&self, op: &Op, estate: &Estate) -> Result<u64, FabricError> {
-        let mut freed = 0;
-        let journal_bytes = usize::try_from(RETIRE_SLOTS * 8).unwrap_or(0);
-        for journal in &estate.journals {
-            let slots = surely::read(op, *journal, journal_bytes).await?;
-            for n in 0..RETIRE_SLOTS {
-                let raw = slots.word(usize::try_from(n * 8).unwrap_or(0));
-                let addr = GlobalAddr::from_raw(raw);
-                if addr.is_null() {
-                    continue;
-                }
-                let class = self.class_at(op, addr).await?;
-                if let Some(class) = class {
-                    self.wipe(op, class, addr).await?;
-                }
-                // By CAS: if we die in the middle and somebody else goes on, no object is freed twice.
-                match op.cas(journal.add(n * 8), raw, 0).await {
-                    Ok(before) if before == raw => {}
-                    Ok(_) => continue,
-                    Err(error) => {
-                        surely::reconnected(op, error).await?;
-                        self.state().counts.doubtful += 1;
-                        continue;
-                    }
-                }
-                if let Some(class) = class {
-                    marks::hit("retired_object_inherited");
-                    self.give_back(op, vec![(class, addr)]).await?;
-                    freed += 1;
-                }
-            }
-        }
-        Ok(freed)
-    }
-
     /// The class of the chunk that `addr` lies in, by the chunk's header.
     async fn class_at(&self, op: &Op, addr: GlobalAddr) -> Result<Option<Class>, FabricError> {
         if addr.offset() < MAIN_BASE {
@@ -770,6 +732,7 @@ impl Heap {
         for retired in gone {
             self.forget_slot(&retired);
         }
+        self.forget_pages(&op, &work.indexes).await?;
         marks::hit("dropped_index_cleared");
         self.inner.session.cleared(&work);
         Ok(())
@@ -802,6 +765,9 @@ impl Heap {
             endpoint.sleep(LONGEST_LEAVING_WAIT_NS.min(WAIT_NS << wait.min(20))).await;
         }
         let op = endpoint.op();
+        if self.state().limbo.is_empty() {
+            self.free_pages(&op).await?;
+        }
         let free = self.take_free_beyond(0);
         self.give_back(&op, free).await?;
         let state = self.state();

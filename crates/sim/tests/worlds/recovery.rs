@@ -9,12 +9,16 @@ use farwood_sim::trial::{ADOPTION_MARKS, AMID_INTENT, FaultKind, Trial};
 use std::collections::BTreeSet;
 
 fn engines() -> [AnyEngine; 2] {
-    let mut sherman = sherman::Config::tiny();
+    engines_with(false)
+}
+
+/// With journals on the board, or in pages alone.
+fn engines_with(few_slots: bool) -> [AnyEngine; 2] {
+    let (mut sherman, mut sphinx) = (sherman::Config::tiny(), sphinx::Config::tiny());
     sherman.sabotage.zero_freed = true;
-    [
-        AnyEngine::Sherman(sherman::Sherman::new(sherman)),
-        AnyEngine::Sphinx(sphinx::Sphinx::new(sphinx::Config::tiny())),
-    ]
+    sherman.sabotage.few_slots = few_slots;
+    sphinx.sabotage.few_slots = few_slots;
+    [AnyEngine::Sherman(sherman::Sherman::new(sherman)), AnyEngine::Sphinx(sphinx::Sphinx::new(sphinx))]
 }
 
 /// Few keys, so that somebody always waits for the dead.
@@ -23,8 +27,12 @@ fn crowded(seed: u64) -> Trial {
 }
 
 fn all(usual: u64, trial_of: impl Fn(u64) -> Trial) -> Sum {
+    all_of(engines(), usual, trial_of)
+}
+
+fn all_of(engines: [AnyEngine; 2], usual: u64, trial_of: impl Fn(u64) -> Trial) -> Sum {
     let mut sum = Sum::default();
-    for engine in engines() {
+    for engine in engines {
         for seed in 0..trials(usual) {
             sum.add(&clean(&engine, &trial_of(seed)));
         }
@@ -87,6 +95,17 @@ fn intents_of_the_dead_are_carried_out() {
         with(crowded(seed), &amid)
     });
     sum.assert_ran(&[("intent_carried_out", 20)]);
+}
+
+/// What waits for an epoch may be more than the board has slots for.
+#[test]
+fn journals_go_on_in_pages() {
+    let sum = all_of(engines_with(true), 40, |seed| crowded(seed).with_dying_adopters(3));
+    sum.assert_ran(&[("journal_page_added", 100), ("journal_page_inherited", 50)]);
+    let with_drops = |seed| Trial { others: true, leaves: 1, cancel: 10, ..crowded(seed) };
+    all_of(engines_with(true), 20, with_drops);
+    all_of(engines_with(true), 20, |seed| with_drops(seed).with_random_faults());
+    all_of(engines_with(true), 20, |seed| Trial { chunks: Some(24), ..crowded(seed) }.with_random_faults());
 }
 
 #[test]

@@ -93,6 +93,8 @@ pub struct Sabotage {
     /// A scan follows both slots of a byte that it saw in two, and takes a leaf that has moved for one that counts, though the key is found
     /// behind the other slot too.
     pub scan_trusts_moved_leaf: bool,
+    /// No mistake: what is retired is written down in pages alone.
+    pub few_slots: bool,
 }
 
 /// How a compute server works on an index.

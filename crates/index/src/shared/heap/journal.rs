@@ -1,0 +1,240 @@
+//! Where a session writes down what it has retired, so that others can free it if the session dies.
+//!
+//! ```text
+//! board    RETIRE_SLOTS words a session and server:   the address of a retired object | of a page, with PAGE set | 0
+//! page     words, in an object of its own:            the address of a retired object | 0
+//! ```
+//!
+//! 1. A slot is a word on the server of the object. The board's are used first; how many objects wait for an epoch has no bound, so when those
+//!    are used up, the journal goes on in pages. A page belongs to an index, as the objects do that it names, and goes when that is dropped.
+//! 2. A new page is zeroed before the board names it, and is named before a slot of it is used.
+//! 3. Who recovers a session frees what pages name, and then the pages; each slot by CAS, so that nothing is freed twice if he dies meanwhile.
+//!
+//! If there is no room for a page, objects are retired without a slot, and leak in a crash ([`super::HeapCounts::unjournaled`]).
+
+use super::{Class, Heap, Room};
+use crate::shared::surely;
+use farwood_fabric::control::{IndexId, RETIRE_SLOTS};
+use farwood_fabric::session::Estate;
+use farwood_fabric::{Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId, Session, marks};
+use rustc_hash::FxHashMap;
+
+/// The class of pages, of every index.
+const PAGE_CLASS: u16 = u16::MAX;
+/// Pages are so large, or so small a part of a chunk.
+const PAGE_BYTES: u64 = 4096;
+const PAGES_PER_CHUNK: u64 = 16;
+const LEAST_PAGE_BYTES: u64 = 256;
+/// Marks the name of a page in a slot of the board: addresses of objects are multiples of eight.
+const PAGE: u64 = 1;
+/// So many slots of the board are kept for the names of pages.
+const KEPT_FOR_PAGES: usize = 64;
+
+/// The slots that are not in use, and the pages.
+#[derive(Default)]
+pub(super) struct Slots {
+    board: FxHashMap<ServerId, Vec<GlobalAddr>>,
+    pages: FxHashMap<(ServerId, IndexId), Pages>,
+}
+
+#[derive(Default)]
+struct Pages {
+    all: Vec<Page>,
+    slots: Vec<GlobalAddr>,
+    /// Somebody makes one.
+    is_growing: bool,
+}
+
+struct Page {
+    addr: GlobalAddr,
+    /// The slot of the board that names it.
+    named_in: GlobalAddr,
+}
+
+impl Slots {
+    pub(super) fn of(session: &Session, few: bool) -> Self {
+        let count = if few { KEPT_FOR_PAGES as u64 } else { RETIRE_SLOTS };
+        let slots = |server: &ServerId| {
+            let journal = session.journal(*server)?;
+            Some((*server, (0..count).map(|n| journal.add(n * 8)).collect()))
+        };
+        Self { board: session.servers().iter().filter_map(slots).collect(), ..Self::default() }
+    }
+
+    fn take(&mut self, index: IndexId, server: ServerId) -> Option<GlobalAddr> {
+        let board = self.board.get_mut(&server)?;
+        if board.len() > KEPT_FOR_PAGES {
+            return board.pop();
+        }
+        self.pages.get_mut(&(server, index))?.slots.pop()
+    }
+
+    /// A slot has been cleared.
+    pub(super) fn give(&mut self, index: IndexId, slot: GlobalAddr) {
+        if slot.region() == RegionId::BOARD {
+            self.board.entry(slot.server()).or_default().push(slot);
+        } else if let Some(pages) = self.pages.get_mut(&(slot.server(), index)) {
+            pages.slots.push(slot);
+        }
+    }
+}
+
+/// The right to add a page for an index on a server, which one has at a time.
+struct Growing {
+    heap: Heap,
+    of: (ServerId, IndexId),
+}
+
+impl Growing {
+    fn begin(heap: &Heap, of: (ServerId, IndexId)) -> Option<Self> {
+        let was_growing =
+            std::mem::replace(&mut heap.state().slots.pages.entry(of).or_default().is_growing, true);
+        (!was_growing).then(|| Self { heap: heap.clone(), of })
+    }
+
+    async fn grow(self, endpoint: Endpoint) -> Result<(), FabricError> {
+        let (op, (server, index)) = (endpoint.op(), self.of);
+        let class = self.heap.page_class(index, server);
+        let mut room: Room = self.heap.room(&op, server, class).await?;
+        let bytes = usize::try_from(class.object_bytes).unwrap_or(0);
+        surely::write(&op, room.addr(), &vec![0; bytes]).await?;
+        let Some(named_in) = self.heap.state().slots.board.get_mut(&server).and_then(Vec::pop) else {
+            return Ok(());
+        };
+        // If nobody knows what becomes of the name, neither the slot nor the page is used again.
+        room.link();
+        let addr = room.addr();
+        surely::write_word(&op, named_in, addr.to_raw() | PAGE).await.inspect_err(|_| self.heap.abandon())?;
+        marks::hit("journal_page_added");
+        let mut state = self.heap.state();
+        let pages = state.slots.pages.entry(self.of).or_default();
+        pages.slots.extend((0..u64::from(class.object_bytes) / 8).map(|n| addr.add(n * 8)));
+        pages.all.push(Page { addr, named_in });
+        Ok(())
+    }
+}
+
+impl Drop for Growing {
+    fn drop(&mut self) {
+        if let Some(pages) = self.heap.state().slots.pages.get_mut(&self.of) {
+            pages.is_growing = false;
+        }
+    }
+}
+
+impl Heap {
+    fn page_class(&self, index: IndexId, server: ServerId) -> Class {
+        let bytes =
+            (self.chunk_bytes(server) / PAGES_PER_CHUNK).clamp(LEAST_PAGE_BYTES, PAGE_BYTES) / 64 * 64;
+        Class { index, class: PAGE_CLASS, object_bytes: u32::try_from(bytes).unwrap_or(u32::MAX) }
+    }
+
+    /// A slot for an object of `index` on `server`; `None` if there is none, and no room for a page.
+    pub(super) async fn slot_for(&self, op: &Op, index: IndexId, server: ServerId) -> Option<GlobalAddr> {
+        if let Some(slot) = self.take_slot(index, server) {
+            return Some(slot);
+        }
+        let growing = Growing::begin(self, (server, index))?;
+        let endpoint = op.endpoint().clone();
+        // If it fails, there is no slot: a crash would leak the object, and that is all.
+        let _ = op.endpoint().see_through(growing.grow(endpoint)).await;
+        self.take_slot(index, server)
+    }
+
+    fn take_slot(&self, index: IndexId, server: ServerId) -> Option<GlobalAddr> {
+        self.state().slots.take(index, server)
+    }
+
+    /// Takes the pages of dropped indexes out of the journal, whose memory goes with them.
+    pub(super) async fn forget_pages(&self, op: &Op, dropped: &[IndexId]) -> Result<(), FabricError> {
+        for (_, page) in self.pages_where(|index| dropped.contains(&index)) {
+            surely::write_word(op, page.named_in, 0).await?;
+            self.state().slots.give(0, page.named_in);
+        }
+        self.state().slots.pages.retain(|(_, index), _| !dropped.contains(index));
+        Ok(())
+    }
+
+    /// Takes the pages out of the journal, when nothing is in it, and frees them. Those of indexes that are being dropped are left to whoever
+    /// clears them.
+    pub(super) async fn free_pages(&self, op: &Op) -> Result<(), FabricError> {
+        let dropping = self.inner.session.dropping();
+        for (index, page) in self.pages_where(|index| !dropping.contains(&index)) {
+            surely::write_word(op, page.named_in, 0).await?;
+            self.state().slots.give(index, page.named_in);
+            self.free_unpublished(self.page_class(index, page.addr.server()), page.addr);
+        }
+        Ok(())
+    }
+
+    /// Takes out the pages of some indexes, with their slots.
+    fn pages_where(&self, is_so: impl Fn(IndexId) -> bool) -> Vec<(IndexId, Page)> {
+        let mut taken = Vec::new();
+        for ((_, index), pages) in &mut self.state().slots.pages {
+            if is_so(*index) {
+                pages.slots.clear();
+                taken.extend(pages.all.drain(..).map(|page| (*index, page)));
+            }
+        }
+        // In order, so that what is done does not depend on the order of a hash map.
+        taken.sort_unstable_by_key(|(_, page)| page.addr);
+        taken
+    }
+
+    /// Frees what a fenced session had retired, and what is safe by now, from that session's journal. Returns how many objects.
+    pub async fn free_retired_of(&self, op: &Op, estate: &Estate) -> Result<u64, FabricError> {
+        let mut freed = 0;
+        for journal in &estate.journals {
+            let board = (*journal, RETIRE_SLOTS);
+            for (slot, raw) in self.slots_in_use(op, board).await? {
+                if raw & PAGE == 0 {
+                    freed += u64::from(self.free_named(op, slot, raw).await?);
+                    continue;
+                }
+                let page = GlobalAddr::from_raw(raw & !PAGE);
+                if let Some(class) = self.class_at(op, page).await? {
+                    let page = (page, u64::from(class.object_bytes) / 8);
+                    for (slot, raw) in self.slots_in_use(op, page).await? {
+                        freed += u64::from(self.free_named(op, slot, raw).await?);
+                    }
+                }
+                marks::hit("journal_page_inherited");
+                self.free_named(op, slot, raw).await?;
+            }
+        }
+        Ok(freed)
+    }
+
+    async fn slots_in_use(
+        &self,
+        op: &Op,
+        (first, count): (GlobalAddr, u64),
+    ) -> Result<Vec<(GlobalAddr, u64)>, FabricError> {
+        let words = surely::read(op, first, usize::try_from(count * 8).unwrap_or(0)).await?;
+        let slot = |n: u64| (first.add(n * 8), words.word(usize::try_from(n * 8).unwrap_or(0)));
+        Ok((0..count).map(slot).filter(|(_, raw)| *raw != 0).collect())
+    }
+
+    /// Clears a slot and frees what it names, unless somebody else has; whether that was an object.
+    async fn free_named(&self, op: &Op, slot: GlobalAddr, raw: u64) -> Result<bool, FabricError> {
+        let addr = GlobalAddr::from_raw(raw & !PAGE);
+        let class = self.class_at(op, addr).await?;
+        if let Some(class) = class {
+            self.wipe(op, class, addr).await?;
+        }
+        // By CAS: if we die in the middle and somebody else goes on, no object is freed twice.
+        match op.cas(slot, raw, 0).await {
+            Ok(before) if before == raw => {}
+            Ok(_) => return Ok(false),
+            Err(error) => {
+                surely::reconnected(op, error).await?;
+                self.state().counts.doubtful += 1;
+                return Ok(false);
+            }
+        }
+        let Some(class) = class else { return Ok(false) };
+        marks::hit("retired_object_inherited");
+        self.give_back(op, vec![(class, addr)]).await?;
+        Ok(true)
+    }
+}
