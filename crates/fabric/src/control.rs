@@ -25,6 +25,8 @@ pub const MAIN_BASE: u64 = 4096;
 pub const ANCHOR_BYTES: u64 = 4096;
 /// Slots of eight bytes in which a session records, per server, what it has unlinked but not yet freed.
 pub const RETIRE_SLOTS: u64 = 512;
+/// The class of pages in which journals go on that need more slots, in every index. Each session needs few, so they share chunks.
+pub const PAGE_CLASS: u16 = u16::MAX;
 /// Bytes of intent slots per session and server, for the recovery of half-done work.
 pub const INTENT_BYTES: u64 = 4096;
 /// A session's journal on one server: retire slots, then intents.

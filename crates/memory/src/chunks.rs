@@ -22,8 +22,7 @@
 use crate::config::ServerConfig;
 use crate::layout::{self, Layout, chunk_entry};
 use farwood_fabric::addr::{RegionId, ServerId, SessionId};
-use farwood_fabric::control::MAIN_BASE;
-use farwood_fabric::control::{ChunkInfo, ControlError, IndexId, ObjectChunk};
+use farwood_fabric::control::{ChunkInfo, ControlError, IndexId, MAIN_BASE, ObjectChunk, PAGE_CLASS};
 use farwood_fabric::server::{ServerMemory, StartError};
 
 /// What chunks hold; it changes only when no hint is left.
@@ -330,7 +329,7 @@ impl ChunkTable {
         if let Some(at) = reuse {
             return Choice::Reuse(at);
         }
-        if free_chunks < self.chunks.div_ceil(SCARCE_BELOW_ONE_IN) {
+        if kind.class == PAGE_CLASS || free_chunks < self.chunks.div_ceil(SCARCE_BELOW_ONE_IN) {
             if let Some(at) = self.with_room(memory, asker, kind) {
                 return Choice::Share(at);
             }

@@ -6,7 +6,7 @@
 //! 1. **Allocate**: from the session's own free objects; else from retired ones that are safe by now; else by claiming free
 //!    bits of a chunk it was given, some at a time (CAS on the bitmap word); else from a new chunk (a call; the server hands out
 //!    what dead sessions left first, and where room is scarce, chunks that others have and use only in part).
-//! 2. **Retire** an object that has just been unlinked: it is written into the session's journal on its server ([`journal`]), and waits for
+//! 2. **Retire** an object that has just been unlinked: it is written into the session's journal on its server (`journal`), and waits for
 //!    the epoch ([`Session::retire_stamp`]). Then its journal slot is cleared, and it is free in this session's hands. Epochs are
 //!    asked for now and then only: it is a call, during which the thread may do nothing else.
 //! 3. Beyond [`MAX_FREE`] free objects of a class are given back: their bits are cleared (FAA; nobody else changes a set bit).

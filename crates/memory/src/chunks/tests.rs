@@ -55,6 +55,17 @@ fn where_room_is_scarce_what_others_have_not_filled_is_shared() {
 }
 
 #[test]
+fn pages_of_journals_share_a_chunk() {
+    let (memory, _, mut table) = world(16);
+    let page = || {
+        let kind = ChunkType { index: 1, class: PAGE_CLASS, object_bytes: 64 };
+        Want { kind, count: 1, flushed_through: 0 }
+    };
+    assert_eq!(table.allocate(&memory, A, page()).unwrap().offset, at(0));
+    assert_eq!(table.allocate(&memory, B, page()), Ok(Handed { offset: at(0), inherited: true }));
+}
+
+#[test]
 fn raw_orphans_are_not_inherited_but_may_be_freed_by_anybody() {
     let (memory, _, mut table) = world(2);
     table.allocate(&memory, A, want(1, 0, 2, 0)).unwrap();

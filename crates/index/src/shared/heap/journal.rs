@@ -14,13 +14,11 @@
 
 use super::{Class, Heap, Room};
 use crate::shared::surely;
-use farwood_fabric::control::{IndexId, RETIRE_SLOTS};
+use farwood_fabric::control::{IndexId, PAGE_CLASS, RETIRE_SLOTS};
 use farwood_fabric::session::Estate;
 use farwood_fabric::{Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId, Session, marks};
 use rustc_hash::FxHashMap;
 
-/// The class of pages, of every index.
-const PAGE_CLASS: u16 = u16::MAX;
 /// Pages are so large, or so small a part of a chunk.
 const PAGE_BYTES: u64 = 4096;
 const PAGES_PER_CHUNK: u64 = 16;
