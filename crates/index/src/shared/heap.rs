@@ -212,6 +212,13 @@ struct Retiring<'a> {
 }
 
 impl Retiring<'_> {
+    /// It is about to be written down there.
+    fn takes(&mut self, slot: GlobalAddr) {
+        if let Some(retired) = &mut self.retired {
+            retired.slot = Some(slot);
+        }
+    }
+
     fn end(mut self) {
         if let Some(retired) = self.retired.take() {
             self.heap.enter_limbo(retired);
@@ -371,9 +378,9 @@ impl Heap {
             self.put_back(class, addr, true);
             return Ok(());
         }
-        let slot = self.slot_for(op, class.index, addr.server()).await;
-        let retiring = Retiring { heap: self, op, retired: Some(Retired { addr, class, slot }) };
-        if let Some(slot) = slot {
+        let mut retiring = Retiring { heap: self, op, retired: Some(Retired { addr, class, slot: None }) };
+        if let Some(slot) = self.slot_for(op, class.index, addr.server()).await {
+            retiring.takes(slot);
             surely::write_word(op, slot, addr.to_raw()).await?;
         }
         retiring.end();
