@@ -89,7 +89,7 @@ pub struct Sabotage {
     /// No mistake: an object that becomes free is zeroed, so that whoever still reads it is found out.
     pub zero_freed: bool,
     /// No mistake: the board has no slots but for the names of pages.
-    pub few_slots: bool,
+    pub pages_only: bool,
 }
 
 /// The remote objects of one session. Cheap to clone, usable from any thread.
@@ -259,7 +259,7 @@ pub struct HeapCounts {
 impl Heap {
     /// The heap of a session.
     pub fn new(session: &Session, sabotage: Sabotage) -> Self {
-        let slots = Slots::of(session, sabotage.few_slots);
+        let slots = Slots::of(session, sabotage.pages_only);
         let state = Mutex::new(State { slots, ..State::default() });
         Self { inner: Arc::new(Inner { session: session.clone(), sabotage, state }) }
     }

@@ -275,6 +275,8 @@ async fn count_held(op: &Op, locks: &[HeldWord]) -> Result<usize, FabricError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farwood_fabric::RegionId;
+    use smallvec::smallvec;
 
     #[test]
     fn the_first_run_that_is_long_enough_is_found() {
@@ -288,8 +290,6 @@ mod tests {
         assert_eq!(first_run(0b0111_0110_1101, 3), Some(8));
         assert_eq!(first_run(0, 1), None);
     }
-    use farwood_fabric::RegionId;
-    use smallvec::smallvec;
 
     fn redo() -> Redo {
         let at = |offset| GlobalAddr::new(ServerId::new(2), RegionId::MAIN, offset);

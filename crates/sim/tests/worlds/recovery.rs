@@ -13,11 +13,11 @@ fn engines() -> [AnyEngine; 2] {
 }
 
 /// With journals on the board, or in pages alone.
-fn engines_with(few_slots: bool) -> [AnyEngine; 2] {
+fn engines_with(pages_only: bool) -> [AnyEngine; 2] {
     let (mut sherman, mut sphinx) = (sherman::Config::tiny(), sphinx::Config::tiny());
     sherman.sabotage.zero_freed = true;
-    sherman.sabotage.few_slots = few_slots;
-    sphinx.sabotage.few_slots = few_slots;
+    sherman.sabotage.pages_only = pages_only;
+    sphinx.sabotage.pages_only = pages_only;
     [AnyEngine::Sherman(sherman::Sherman::new(sherman)), AnyEngine::Sphinx(sphinx::Sphinx::new(sphinx))]
 }
 

@@ -139,7 +139,7 @@ pub struct Sabotage {
     /// No mistake: nodes that become free are zeroed, so that whoever still reads them is found out.
     pub zero_freed: bool,
     /// No mistake: what is retired is written down in pages alone.
-    pub few_slots: bool,
+    pub pages_only: bool,
 }
 
 /// A tree's sizes and how a compute server works on it.

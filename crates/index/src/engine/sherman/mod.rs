@@ -185,9 +185,10 @@ impl Engine for Sherman {
     }
 
     fn mistakes(&self) -> pool::Mistakes {
-        let Sabotage { reuse_without_epoch, zero_freed, few_slots, recovery, drop_without_clearing, .. } =
+        let Sabotage { reuse_without_epoch, zero_freed, pages_only, recovery, drop_without_clearing, .. } =
             self.config.sabotage;
-        let heap = heap::Sabotage { reuse_without_epoch, zero_freed, few_slots, ..heap::Sabotage::default() };
+        let heap =
+            heap::Sabotage { reuse_without_epoch, zero_freed, pages_only, ..heap::Sabotage::default() };
         pool::Mistakes { heap, recovery, drop_without_clearing }
     }
 

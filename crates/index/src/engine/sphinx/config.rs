@@ -94,7 +94,7 @@ pub struct Sabotage {
     /// behind the other slot too.
     pub scan_trusts_moved_leaf: bool,
     /// No mistake: what is retired is written down in pages alone.
-    pub few_slots: bool,
+    pub pages_only: bool,
 }
 
 /// How a compute server works on an index.

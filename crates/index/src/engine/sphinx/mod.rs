@@ -214,10 +214,10 @@ impl Engine for Sphinx {
 
     fn mistakes(&self) -> pool::Mistakes {
         let Sabotage {
-            reuse_without_epoch, reuse_in_doubt, few_slots, recovery, drop_without_clearing, ..
+            reuse_without_epoch, reuse_in_doubt, pages_only, recovery, drop_without_clearing, ..
         } = self.config.sabotage;
         // Hints lead to nodes that are gone, and find what is left of them, so those are not zeroed.
-        let heap = heap::Sabotage { reuse_without_epoch, reuse_in_doubt, zero_freed: false, few_slots };
+        let heap = heap::Sabotage { reuse_without_epoch, reuse_in_doubt, zero_freed: false, pages_only };
         pool::Mistakes { heap, recovery, drop_without_clearing }
     }
 

@@ -50,8 +50,8 @@ struct Page {
 }
 
 impl Slots {
-    pub(super) fn of(session: &Session, few: bool) -> Self {
-        let count = if few { KEPT_FOR_PAGES as u64 } else { RETIRE_SLOTS };
+    pub(super) fn of(session: &Session, pages_only: bool) -> Self {
+        let count = if pages_only { KEPT_FOR_PAGES as u64 } else { RETIRE_SLOTS };
         let slots = |server: &ServerId| {
             let journal = session.journal(*server)?;
             Some((*server, (0..count).map(|n| journal.add(n * 8)).collect()))
@@ -145,10 +145,7 @@ impl Heap {
 
     /// Takes the pages of dropped indexes out of the journal, whose memory goes with them.
     pub(super) async fn forget_pages(&self, op: &Op, dropped: &[IndexId]) -> Result<(), FabricError> {
-        for (_, page) in self.pages_where(|index| dropped.contains(&index)) {
-            surely::write_word(op, page.named_in, 0).await?;
-            self.state().slots.give(0, page.named_in);
-        }
+        self.unname_pages(op, |index| dropped.contains(&index)).await?;
         self.state().slots.pages.retain(|(_, index), _| !dropped.contains(index));
         Ok(())
     }
@@ -157,26 +154,42 @@ impl Heap {
     /// clears them.
     pub(super) async fn free_pages(&self, op: &Op) -> Result<(), FabricError> {
         let dropping = self.inner.session.dropping();
-        for (index, page) in self.pages_where(|index| !dropping.contains(&index)) {
-            surely::write_word(op, page.named_in, 0).await?;
-            self.state().slots.give(index, page.named_in);
-            self.free_unpublished(self.page_class(index, page.addr.server()), page.addr);
+        for (index, addr) in self.unname_pages(op, |index| !dropping.contains(&index)).await? {
+            self.free_unpublished(self.page_class(index, addr.server()), addr);
         }
         Ok(())
     }
 
-    /// Takes out the pages of some indexes, with their slots.
-    fn pages_where(&self, is_so: impl Fn(IndexId) -> bool) -> Vec<(IndexId, Page)> {
-        let mut taken = Vec::new();
-        for ((_, index), pages) in &mut self.state().slots.pages {
-            if is_so(*index) {
+    /// Clears the names of the pages of some indexes; which they were. If that fails, those that are left are still pages, and named.
+    async fn unname_pages(
+        &self,
+        op: &Op,
+        is_so: impl Fn(IndexId) -> bool,
+    ) -> Result<Vec<(IndexId, GlobalAddr)>, FabricError> {
+        let mut unnamed = Vec::new();
+        while let Some((of, addr, named_in)) = self.first_page(&is_so) {
+            surely::write_word(op, named_in, 0).await?;
+            let mut state = self.state();
+            if let Some(pages) = state.slots.pages.get_mut(&of) {
+                pages.all.retain(|page| page.addr != addr);
                 pages.slots.clear();
-                taken.extend(pages.all.drain(..).map(|page| (*index, page)));
             }
+            state.slots.give(of.1, named_in);
+            unnamed.push((of.1, addr));
         }
-        // In order, so that what is done does not depend on the order of a hash map.
-        taken.sort_unstable_by_key(|(_, page)| page.addr);
-        taken
+        Ok(unnamed)
+    }
+
+    /// The first page of some indexes, by address, so that what is done does not depend on the order of a hash map; and what names it.
+    fn first_page(
+        &self,
+        is_so: impl Fn(IndexId) -> bool,
+    ) -> Option<((ServerId, IndexId), GlobalAddr, GlobalAddr)> {
+        let state = self.state();
+        let of_some = state.slots.pages.iter().filter(|((_, index), _)| is_so(*index));
+        let pages =
+            of_some.flat_map(|(of, pages)| pages.all.iter().map(|page| (*of, page.addr, page.named_in)));
+        pages.min_by_key(|(_, addr, _)| *addr)
     }
 
     /// Frees what a fenced session had retired, and what is safe by now, from that session's journal. Returns how many objects.
@@ -190,7 +203,8 @@ impl Heap {
                     continue;
                 }
                 let page = GlobalAddr::from_raw(raw & !PAGE);
-                if let Some(class) = self.class_at(op, page).await? {
+                if let Some(class) = self.class_at(op, page).await?.filter(|class| class.class == PAGE_CLASS)
+                {
                     let page = (page, u64::from(class.object_bytes) / 8);
                     for (slot, raw) in self.slots_in_use(op, page).await? {
                         freed += u64::from(self.free_named(op, slot, raw).await?);
@@ -216,7 +230,9 @@ impl Heap {
     /// Clears a slot and frees what it names, unless somebody else has; whether that was an object.
     async fn free_named(&self, op: &Op, slot: GlobalAddr, raw: u64) -> Result<bool, FabricError> {
         let addr = GlobalAddr::from_raw(raw & !PAGE);
-        let class = self.class_at(op, addr).await?;
+        let is_page = |class: &Class| class.class == PAGE_CLASS;
+        // What a name of a page leads to is a page, or nothing of ours any more.
+        let class = self.class_at(op, addr).await?.filter(|class| is_page(class) == (raw & PAGE != 0));
         if let Some(class) = class {
             self.wipe(op, class, addr).await?;
         }
