@@ -7,13 +7,15 @@
 //!
 //! 1. A slot is a word on the server of the object. The board's are used first; how many objects wait for an epoch has no bound, so when those
 //!    are used up, the journal goes on in pages. A page belongs to an index, as the objects do that it names, and goes when that is dropped.
-//! 2. A new page is zeroed before the board names it, and is named before a slot of it is used.
+//! 2. A page is added ahead of need, in the background. It is zeroed before the board names it, and named before a slot of it is used.
 //! 3. Who recovers a session frees what pages name, and then the pages; each slot by CAS, so that nothing is freed twice if he dies meanwhile.
 //!
-//! If there is no room for a page, objects are retired without a slot, and leak in a crash ([`super::HeapCounts::unjournaled`]).
+//! If there is no room for a page, or [`KEPT_FOR_PAGES`] are full, objects are retired without a slot, and leak in a crash
+//! ([`super::HeapCounts::unjournaled`]).
 
 use super::{Class, Heap, Room};
 use crate::shared::surely;
+use farwood_fabric::clock::{MILLISECOND, Nanos};
 use farwood_fabric::control::{IndexId, PAGE_CLASS, RETIRE_SLOTS};
 use farwood_fabric::session::Estate;
 use farwood_fabric::{Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId, Session, marks};
@@ -27,6 +29,10 @@ const LEAST_PAGE_BYTES: u64 = 256;
 const PAGE: u64 = 1;
 /// So many slots of the board are kept for the names of pages.
 const KEPT_FOR_PAGES: usize = 64;
+/// A page is added when fewer slots are left: operations that are under way meanwhile want one each.
+const AHEAD: usize = 128;
+/// If there was no room for a page, it is not asked for again so soon.
+const GROW_AGAIN_NS: Nanos = 10 * MILLISECOND;
 
 /// The slots that are not in use, and the pages.
 #[derive(Default)]
@@ -41,12 +47,17 @@ struct Pages {
     slots: Vec<GlobalAddr>,
     /// Somebody makes one.
     is_growing: bool,
+    /// Nobody does before this time.
+    next_growth: Nanos,
 }
 
+#[derive(Clone, Copy)]
 struct Page {
     addr: GlobalAddr,
     /// The slot of the board that names it.
     named_in: GlobalAddr,
+    /// It surely does, and the page's slots may be used.
+    is_named: bool,
 }
 
 impl Slots {
@@ -59,12 +70,17 @@ impl Slots {
         Self { board: session.servers().iter().filter_map(slots).collect(), ..Self::default() }
     }
 
-    fn take(&mut self, index: IndexId, server: ServerId) -> Option<GlobalAddr> {
-        let board = self.board.get_mut(&server)?;
-        if board.len() > KEPT_FOR_PAGES {
-            return board.pop();
+    /// A slot, if there is one, and how many are left.
+    fn take(&mut self, index: IndexId, server: ServerId) -> (Option<GlobalAddr>, usize) {
+        let Some(board) = self.board.get_mut(&server) else { return (None, 0) };
+        let free = board.len().saturating_sub(KEPT_FOR_PAGES);
+        if free > AHEAD {
+            return (board.pop(), free - 1);
         }
-        self.pages.get_mut(&(server, index))?.slots.pop()
+        let mut none = Vec::new();
+        let in_pages = self.pages.get_mut(&(server, index)).map_or(&mut none, |pages| &mut pages.slots);
+        let slot = if free > 0 { board.pop() } else { in_pages.pop() };
+        (slot, (free + in_pages.len()).saturating_sub(usize::from(free > 0)))
     }
 
     /// A slot has been cleared.
@@ -84,31 +100,70 @@ struct Growing {
 }
 
 impl Growing {
-    fn begin(heap: &Heap, of: (ServerId, IndexId)) -> Option<Self> {
-        let was_growing =
-            std::mem::replace(&mut heap.state().slots.pages.entry(of).or_default().is_growing, true);
-        (!was_growing).then(|| Self { heap: heap.clone(), of })
+    fn begin(heap: &Heap, of: (ServerId, IndexId), now: Nanos) -> Option<Self> {
+        let mut state = heap.state();
+        let pages = state.slots.pages.entry(of).or_default();
+        if pages.is_growing || now < pages.next_growth {
+            return None;
+        }
+        pages.is_growing = true;
+        Some(Self { heap: heap.clone(), of })
     }
 
-    async fn grow(self, endpoint: Endpoint) -> Result<(), FabricError> {
-        let (op, (server, index)) = (endpoint.op(), self.of);
-        let class = self.heap.page_class(index, server);
-        let mut room: Room = self.heap.room(&op, server, class).await?;
-        let bytes = usize::try_from(class.object_bytes).unwrap_or(0);
-        surely::write(&op, room.addr(), &vec![0; bytes]).await?;
-        let Some(named_in) = self.heap.state().slots.board.get_mut(&server).and_then(Vec::pop) else {
-            return Ok(());
+    /// Adds a page, if there is room for one.
+    async fn grow(self, endpoint: Endpoint) {
+        let added = self.add_page(&endpoint.op()).await;
+        if !matches!(added, Ok(true)) {
+            // Without it there may be no slot: a crash would leak an object, and that is all.
+            let next = endpoint.now().saturating_add(GROW_AGAIN_NS);
+            self.heap.state().slots.pages.entry(self.of).or_default().next_growth = next;
+        }
+    }
+
+    async fn add_page(&self, op: &Op) -> Result<bool, FabricError> {
+        let page = match self.page_without_name() {
+            Some(page) => page,
+            None => match self.new_page(op).await? {
+                Some(page) => page,
+                None => return Ok(false),
+            },
         };
-        // If nobody knows what becomes of the name, neither the slot nor the page is used again.
-        room.link();
-        let addr = room.addr();
-        surely::write_word(&op, named_in, addr.to_raw() | PAGE).await.inspect_err(|_| self.heap.abandon())?;
+        surely::write_word(op, page.named_in, page.addr.to_raw() | PAGE).await?;
         marks::hit("journal_page_added");
+        let (server, index) = self.of;
+        let count = u64::from(self.heap.page_class(index, server).object_bytes) / 8;
         let mut state = self.heap.state();
         let pages = state.slots.pages.entry(self.of).or_default();
-        pages.slots.extend((0..u64::from(class.object_bytes) / 8).map(|n| addr.add(n * 8)));
-        pages.all.push(Page { addr, named_in });
-        Ok(())
+        pages.slots.extend((0..count).map(|n| page.addr.add(n * 8)));
+        for named in pages.all.iter_mut().filter(|other| other.addr == page.addr) {
+            named.is_named = true;
+        }
+        Ok(true)
+    }
+
+    /// One whose name was written, and nobody knows whether it is there.
+    fn page_without_name(&self) -> Option<Page> {
+        let state = self.heap.state();
+        state.slots.pages.get(&self.of)?.all.iter().find(|page| !page.is_named).copied()
+    }
+
+    /// Room for a page, zeroed, and a slot for its name. It is a page before it has the name: whatever becomes of that is cleared with it.
+    async fn new_page(&self, op: &Op) -> Result<Option<Page>, FabricError> {
+        let (server, index) = self.of;
+        if self.heap.state().slots.board.get(&server).is_none_or(Vec::is_empty) {
+            return Ok(None);
+        }
+        let class = self.heap.page_class(index, server);
+        let mut room: Room = self.heap.room(op, server, class).await?;
+        let bytes = usize::try_from(class.object_bytes).unwrap_or(0);
+        surely::write(op, room.addr(), &vec![0; bytes]).await?;
+        let Some(named_in) = self.heap.state().slots.board.get_mut(&server).and_then(Vec::pop) else {
+            return Ok(None);
+        };
+        room.link();
+        let page = Page { addr: room.addr(), named_in, is_named: false };
+        self.heap.state().slots.pages.entry(self.of).or_default().all.push(page);
+        Ok(Some(page))
     }
 }
 
@@ -129,17 +184,22 @@ impl Heap {
 
     /// A slot for an object of `index` on `server`; `None` if there is none, and no room for a page.
     pub(super) async fn slot_for(&self, op: &Op, index: IndexId, server: ServerId) -> Option<GlobalAddr> {
-        if let Some(slot) = self.take_slot(index, server) {
-            return Some(slot);
+        let (slot, left) = self.take_slot(index, server);
+        if left >= AHEAD {
+            return slot;
         }
-        let growing = Growing::begin(self, (server, index))?;
-        let endpoint = op.endpoint().clone();
-        // If it fails, there is no slot: a crash would leak the object, and that is all.
-        let _ = op.endpoint().see_through(growing.grow(endpoint)).await;
-        self.take_slot(index, server)
+        let endpoint = op.endpoint();
+        let Some(growing) = Growing::begin(self, (server, index), endpoint.now()) else { return slot };
+        let growth = growing.grow(endpoint.clone());
+        if slot.is_some() {
+            endpoint.settle(growth);
+            return slot;
+        }
+        endpoint.see_through(growth).await;
+        self.take_slot(index, server).0
     }
 
-    fn take_slot(&self, index: IndexId, server: ServerId) -> Option<GlobalAddr> {
+    fn take_slot(&self, index: IndexId, server: ServerId) -> (Option<GlobalAddr>, usize) {
         self.state().slots.take(index, server)
     }
 
