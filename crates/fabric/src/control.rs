@@ -69,6 +69,8 @@ wire_enum! {
             flushed: u64,
             /// The caller does chores: the reply may have one.
             does_chores: bool,
+            /// The caller waits for the epochs to go on.
+            is_waiting: bool,
         },
         /// (Coordinator) Asks every session to drop its hints. -> `Alive`
         RequestFlush = 6 {},
@@ -306,8 +308,10 @@ pub struct Epochs {
     pub flush: u64,
     /// Every session has done the flushes up to this one.
     pub flushed_through: u64,
+    /// Somebody waited for the last epoch to come to its end: heartbeats are wanted sooner.
+    pub is_awaited: bool,
 }
-wire_struct!(Epochs { epoch, safe, flush, flushed_through });
+wire_struct!(Epochs { epoch, safe, flush, flushed_through, is_awaited });
 
 /// Chunks in use.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -412,7 +412,7 @@ impl Session {
 
     /// Renews the lease, publishes the oldest pin, learns the epochs, drops hints if asked to.
     pub async fn heartbeat(&self, endpoint: &Endpoint) -> Result<Epochs, FabricError> {
-        self.beat(endpoint, false).await.map(|(epochs, _)| epochs)
+        self.beat(endpoint, false, false).await.map(|(epochs, _)| epochs)
     }
 
     /// The same, by somebody who does chores; and one of them, if there are.
@@ -420,13 +420,14 @@ impl Session {
         &self,
         endpoint: &Endpoint,
     ) -> Result<(Epochs, Option<Chore>), FabricError> {
-        self.beat(endpoint, true).await
+        self.beat(endpoint, true, false).await
     }
 
     async fn beat(
         &self,
         endpoint: &Endpoint,
         does_chores: bool,
+        is_waiting: bool,
     ) -> Result<(Epochs, Option<Chore>), FabricError> {
         if self.is_condemned() {
             // Whoever lets its lease run out must not renew it.
@@ -441,7 +442,7 @@ impl Session {
             }
             flush.done
         };
-        let request = Request::Heartbeat { oldest_pin, flushed, does_chores };
+        let request = Request::Heartbeat { oldest_pin, flushed, does_chores, is_waiting };
         match endpoint.op().control(ServerId::COORDINATOR, &request).await {
             Ok(Reply::Alive { epochs, dropping, chore }) => {
                 self.inner.heard.fetch_max(endpoint.now(), Ordering::SeqCst);
@@ -472,7 +473,8 @@ impl Session {
     pub async fn look_around(&self, endpoint: &Endpoint) {
         let mut silent = None;
         for server in self.others() {
-            let probe = Request::Heartbeat { oldest_pin: 0, flushed: 0, does_chores: false };
+            let probe =
+                Request::Heartbeat { oldest_pin: 0, flushed: 0, does_chores: false, is_waiting: false };
             if let Err(error) = endpoint.op().control(server, &probe).await {
                 // It looks who is calling before it looks what for.
                 if !matches!(error.control(), Some(ControlError::NotCoordinator { .. })) {
@@ -523,9 +525,14 @@ impl Session {
         });
     }
 
-    /// The stamp of everything unlinked before this call. One heartbeat, so stamp many objects at once.
-    pub async fn retire_stamp(&self, endpoint: &Endpoint) -> Result<RetireStamp, FabricError> {
-        self.heartbeat(endpoint).await.map(|epochs| RetireStamp(epochs.epoch))
+    /// The stamp of everything unlinked before this call. One heartbeat, so stamp many objects at once. If it is urgent that they are
+    /// safe, those who do nothing send their heartbeats sooner.
+    pub async fn retire_stamp(
+        &self,
+        endpoint: &Endpoint,
+        is_urgent: bool,
+    ) -> Result<RetireStamp, FabricError> {
+        self.beat(endpoint, false, is_urgent).await.map(|(epochs, _)| RetireStamp(epochs.epoch))
     }
 
     /// Whether objects with this stamp may be reused, as far as this session knows.

@@ -120,7 +120,10 @@ impl Server {
                 Ok(self.open(memory, caller, (Kind { read_only, reaper }, label), now)?)
             }
             Request::CloseSession {} => self.close(memory, caller),
-            Request::Heartbeat { oldest_pin, flushed, does_chores } => {
+            Request::Heartbeat { oldest_pin, flushed, does_chores, is_waiting } => {
+                if is_waiting {
+                    self.clock.wait();
+                }
                 self.heartbeat(memory, caller, Progress { oldest_pin, flushed }, now);
                 let may = does_chores && !self.sessions.is_read_only(caller);
                 let chore = if may { self.chore(caller, now) } else { None };

@@ -4,7 +4,8 @@
 //!   the last flush of its hints that it has done. `safe` is the minimum over all sessions that are not fenced: a dead one may
 //!   still have verbs on their way. `flushed_through` also waits for those that are fenced, until somebody has
 //!   cleaned up after them: their journals name objects by address, so memory must not change its type under them.
-//! * The epoch advances by one, at a heartbeat, when every session has published at least the current one.
+//! * The epoch advances by one, at a heartbeat, when every session has published at least the current one. Whoever waits for that says so,
+//!   and those who have nothing else to say are asked for their heartbeats sooner.
 //!
 //! Both values of a session only grow. A smaller one is an older heartbeat that was overtaken, or a client's bug
 //! (what it had declared finished may have been reused): it is ignored. One beyond what the coordinator has
@@ -35,6 +36,9 @@ pub(crate) struct EpochClock {
     epoch: u64,
     flush: u64,
     sessions: BTreeMap<SessionId, Progress>,
+    /// Somebody waits for this epoch to come to its end; somebody waited for the last one to.
+    is_awaited: bool,
+    was_awaited: bool,
 }
 
 /// The pin of a session that is fenced: it holds no epoch.
@@ -42,7 +46,7 @@ const NOTHING_PINNED: u64 = u64::MAX;
 
 impl EpochClock {
     pub(crate) fn new(epoch: u64, flush: u64) -> Self {
-        Self { epoch, flush, sessions: BTreeMap::new() }
+        Self { epoch, flush, sessions: BTreeMap::new(), is_awaited: false, was_awaited: false }
     }
 
     /// What a new session begins with: it has nothing in flight and no hints.
@@ -82,8 +86,14 @@ impl EpochClock {
         let published = *progress;
         if self.epochs().safe >= self.epoch {
             self.epoch += 1;
+            self.was_awaited = std::mem::take(&mut self.is_awaited);
         }
         Some(published)
+    }
+
+    /// Somebody waits for the epochs to go on.
+    pub(crate) fn wait(&mut self) {
+        self.is_awaited = true;
     }
 
     /// Begins a flush generation.
@@ -101,6 +111,7 @@ impl EpochClock {
             safe: pins.min().unwrap_or(self.epoch).min(self.epoch),
             flush: self.flush,
             flushed_through: flushed.min().unwrap_or(self.flush),
+            is_awaited: self.was_awaited,
         }
     }
 
@@ -122,6 +133,28 @@ mod tests {
 
     fn beat(clock: &mut EpochClock, session: SessionId, oldest_pin: u64, flushed: u64) {
         clock.publish(session, Progress { oldest_pin, flushed });
+    }
+
+    #[test]
+    fn who_is_waited_for_is_told_so() {
+        let mut clock = EpochClock::new(5, 0);
+        clock.join(A, clock.newcomer());
+        clock.join(B, clock.newcomer());
+        let end_epoch = |clock: &mut EpochClock| {
+            let epoch = clock.epochs().epoch;
+            for session in [A, B, A, B] {
+                if clock.epochs().epoch == epoch {
+                    beat(clock, session, u64::MAX, 0);
+                }
+            }
+            assert_eq!(clock.epochs().epoch, epoch + 1);
+            clock.epochs().is_awaited
+        };
+        assert!(!end_epoch(&mut clock));
+        clock.wait();
+        assert!(!clock.epochs().is_awaited, "it is told when the epoch has come to its end");
+        assert!(end_epoch(&mut clock));
+        assert!(!end_epoch(&mut clock), "nobody waited for this one");
     }
 
     #[test]
@@ -155,7 +188,10 @@ mod tests {
         clock.fence(B);
         beat(&mut clock, A, 5, 1);
         beat(&mut clock, A, 6, 1);
-        assert_eq!(clock.epochs(), Epochs { epoch: 7, safe: 6, flush: 1, flushed_through: 0 });
+        assert_eq!(
+            clock.epochs(),
+            Epochs { epoch: 7, safe: 6, flush: 1, flushed_through: 0, is_awaited: false }
+        );
         beat(&mut clock, B, 7, 1);
         assert_eq!(clock.epochs().flushed_through, 0, "nobody publishes for the dead");
         clock.leave(B);

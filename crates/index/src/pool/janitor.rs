@@ -20,11 +20,23 @@ const HEARTBEAT_NS: Nanos = 100 * MILLISECOND;
 const MAX_CHORES: u32 = 4;
 /// So much sooner comes the next heartbeat after one that brought a chore.
 const BEATS_WITH_CHORES: Nanos = 16;
+/// So soon comes the next one while somebody waits for the epochs to go on.
+const AWAITED_BEAT_NS: Nanos = 5 * MILLISECOND;
 /// So many heartbeats lie between two looks at the servers that hear from us only with verbs.
 const BEATS_PER_LOOK: Nanos = 5;
 /// How often a reaper looks whether it has made room, and how long it waits in between.
 const MAX_ROOM_WAITS: u32 = 2_000;
 const ROOM_WAIT_NS: Nanos = 5 * MILLISECOND;
+
+/// What a heartbeat leads to.
+enum Next {
+    /// The next one in time.
+    InTime,
+    /// One sooner: others wait for the epochs to go on, and thereby for those who do nothing.
+    AwaitedBeat,
+    /// One sooner, for another chore: where one has died others may have, since a machine that fails takes all its clients with it.
+    Chore,
+}
 
 impl Pool {
     /// Joins the pool, and keeps the session alive from tasks of the endpoint that comes with it. If that fails, nothing of it stays.
@@ -76,36 +88,41 @@ impl Pool {
                     return;
                 }
                 // Errors show in what the session says of itself.
-                let has_more = pool.beat(&endpoint, &janitor, &chores).await.unwrap_or(false);
+                let next = pool.beat(&endpoint, &janitor, &chores).await.unwrap_or(Next::InTime);
                 if pool.session.is_lost() && !pool.session.is_condemned() {
                     return;
                 }
-                // Where one has died others may have: a machine that fails takes all its clients with it.
-                endpoint.sleep(if has_more { every / BEATS_WITH_CHORES } else { every }).await;
+                let pause = match next {
+                    Next::InTime => every,
+                    Next::AwaitedBeat => every.min(AWAITED_BEAT_NS),
+                    Next::Chore => every / BEATS_WITH_CHORES,
+                };
+                endpoint.sleep(pause).await;
             }
         });
     }
 
-    /// One heartbeat, and what it brings; whether that was a chore.
+    /// One heartbeat, and what it brings; what comes next.
     async fn beat(
         &self,
         endpoint: &Endpoint,
         janitor: &Endpoint,
         chores: &Rc<Cell<u32>>,
-    ) -> Result<bool, FabricError> {
+    ) -> Result<Next, FabricError> {
         let session = &self.session;
-        let chore = if chores.get() < MAX_CHORES {
-            session.heartbeat_and_chore(endpoint).await?.1
+        let (epochs, chore) = if chores.get() < MAX_CHORES {
+            session.heartbeat_and_chore(endpoint).await?
         } else {
-            session.heartbeat(endpoint).await?;
-            None
+            (session.heartbeat(endpoint).await?, None)
         };
         if session.to_clear().is_some() {
             let (heap, endpoint) = (self.heap.clone(), janitor.clone());
             // One at a time, and again with the next heartbeat if it fails.
             janitor.spawn(async move { drop(heap.clear_dropped(&endpoint).await) });
         }
-        let Some(chore) = chore else { return Ok(false) };
+        let Some(chore) = chore else {
+            return Ok(if epochs.is_awaited { Next::AwaitedBeat } else { Next::InTime });
+        };
         chores.set(chores.get() + 1);
         let (pool, endpoint, chores) = (self.clone(), janitor.clone(), Rc::clone(chores));
         janitor.spawn(async move {
@@ -113,7 +130,7 @@ impl Pool {
             let _ = pool.do_chore(&endpoint, chore).await;
             chores.set(chores.get() - 1);
         });
-        Ok(true)
+        Ok(Next::Chore)
     }
 
     /// Does what the coordinator asked for.

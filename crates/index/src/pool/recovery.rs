@@ -272,7 +272,7 @@ impl Pool {
     }
 
     async fn free_and_finish(&self, endpoint: &Endpoint, estate: &Estate) -> Result<(), FabricError> {
-        let stamp = self.session.retire_stamp(endpoint).await?;
+        let stamp = self.session.retire_stamp(endpoint, true).await?;
         let mut wait_ns = FIRST_GRACE_WAIT_NS;
         for _ in 0..MAX_GRACE_WAITS {
             if self.session.is_safe(stamp) || self.session.is_closed() {
@@ -289,10 +289,9 @@ impl Pool {
             });
         }
         marks::hit("adopt_safe");
-        let op = endpoint.op();
-        self.heap.free_retired_of(&op, estate).await?;
+        self.heap.free_retired_of(endpoint, estate).await?;
         marks::hit("adopt_freed");
-        self.session.finish_adoption(&op, estate).await?;
+        self.session.finish_adoption(&endpoint.op(), estate).await?;
         marks::hit("adopt_finished");
         Ok(())
     }

@@ -22,6 +22,7 @@
 //! journal entry for an object that is linked, which is why step 2 comes after the unlinking and why slots are cleared before
 //! reuse.
 
+mod inherit;
 mod journal;
 mod limbo;
 mod room;
@@ -30,7 +31,9 @@ use super::surely;
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos};
 use farwood_fabric::control::{ControlError, IndexId, MAIN_BASE, ObjectChunk, Reply, Request};
 use farwood_fabric::session::RetireStamp;
-use farwood_fabric::{CallError, Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId, Session, marks};
+use farwood_fabric::{
+    Batch, CallError, Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId, Session, marks,
+};
 use journal::Slots;
 use limbo::Limbo;
 pub use room::Room;
@@ -52,6 +55,10 @@ const COLLECT_EVERY_TIMES: u64 = 32;
 /// They are asked for sooner when so many objects have been retired since, always when the journal is full, and when there is no other
 /// way to an object.
 const COLLECT_AT: usize = 64;
+/// With so many waiting, sessions that do nothing are asked to hurry.
+const URGENT_AT: usize = 256;
+/// How many are freed under one pin.
+const FREE_AT_A_TIME: usize = 64;
 /// How often an allocation looks for objects: others may take what a new chunk brought, and what they claimed.
 const MAX_CLAIMS: u32 = 1_000;
 /// How often it looks whether somebody else got a chunk, and how long it waits in between.
@@ -154,7 +161,7 @@ impl Asking {
     /// Gets a chunk, unless collecting what was retired brings something free.
     async fn ask(self, endpoint: &Endpoint) -> Result<(), FabricError> {
         let (heap, (server, class)) = (&self.heap, self.of);
-        heap.collect_now(endpoint).await?;
+        heap.collect_now(endpoint, true).await?;
         if heap.has_free(server, class) {
             return Ok(());
         }
@@ -450,61 +457,71 @@ impl Heap {
 
     async fn collect_to_the_end(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
         let (collecting, on) = (Collecting::begin(self), endpoint.clone());
-        endpoint.see_through(async move { collecting.0.collect_now(&on).await }).await
+        endpoint.see_through(async move { collecting.0.collect_now(&on, false).await }).await
     }
 
-    async fn collect_now(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
-        let mark = {
+    async fn collect_now(&self, endpoint: &Endpoint, is_urgent: bool) -> Result<(), FabricError> {
+        let (mark, is_urgent) = {
             let state = self.state();
             if state.limbo.is_empty() {
                 return Ok(());
             }
-            state.limbo.mark()
+            (state.limbo.mark(), is_urgent || state.limbo.len() >= URGENT_AT)
         };
         // What is there now was unlinked before the heartbeat that follows; what comes later waits for the next one.
-        let stamp = self.inner.session.retire_stamp(endpoint).await?;
+        let stamp = self.inner.session.retire_stamp(endpoint, is_urgent).await?;
+        self.state().limbo.stamp(mark, stamp);
+        while self.free_some(endpoint).await? {}
+        Ok(())
+    }
+
+    /// Frees some of what was retired and is safe; whether there was anything. Not all at once, since its pin holds the epochs back that
+    /// the others wait for.
+    async fn free_some(&self, endpoint: &Endpoint) -> Result<bool, FabricError> {
         // Before anything is taken out: its pin tells a drop that objects are in our hands. But not one that the session has learned of:
         // that does not wait for who begins now, so what is the dropped index's is left to who clears it.
         let op = endpoint.op();
         let dropping = self.inner.session.dropping();
-        let safe = {
-            let mut state = self.state();
-            state.limbo.stamp(mark, stamp);
-            let safe = state.limbo.take_safe(|stamp| self.inner.session.is_safe(stamp));
-            let (gone, safe) = safe.into_iter().partition(|(it, _)| dropping.contains(&it.class.index));
-            state.limbo.put_back(Vec::into_iter(gone));
-            safe
-        };
-        let mut safe = Vec::into_iter(safe);
-        while let Some((retired, stamp)) = safe.next() {
-            let freed = async {
-                self.wipe(&op, retired.class, retired.addr).await?;
-                match retired.slot {
-                    // The slot first: from here on a crash leaks the object rather than freeing it twice.
-                    Some(slot) => surely::write_word(&op, slot, 0).await,
-                    None => Ok(()),
-                }
-            };
-            if let Err(error) = freed.await {
-                self.state().limbo.put_back(safe);
-                // Its slot is not to be cleared by somebody else, and used again, while our WRITE may land.
-                let server = retired.addr.server();
-                self.when_quiet(endpoint, server, move |heap| {
-                    heap.state().limbo.put_back(std::iter::once((retired, stamp)));
-                });
-                return Err(error);
-            }
-            self.forget_slot(&retired);
-            let free = self.put_back(retired.class, retired.addr, true);
-            // Some at a time; but what is in our hands is lost if we die.
-            if free >= MAX_FREE + CLAIM as usize {
-                if let Err(error) = self.give_back_surplus(&op).await {
-                    self.state().limbo.put_back(safe);
-                    return Err(error);
-                }
-            }
+        let stays = |it: &Retired| dropping.contains(&it.class.index);
+        let safe =
+            self.state().limbo.take_safe(FREE_AT_A_TIME, |stamp| self.inner.session.is_safe(stamp), stays);
+        if safe.is_empty() {
+            return Ok(false);
         }
-        self.give_back_surplus(&op).await
+        let cleared = async {
+            for (retired, _) in &safe {
+                self.wipe(&op, retired.class, retired.addr).await?;
+            }
+            let slots: Vec<_> =
+                safe.iter().filter_map(|(retired, _)| retired.slot).map(|slot| (slot, 0)).collect();
+            // The slots first: from here on a crash leaks the objects rather than freeing them twice.
+            surely::write_words(&op, &slots).await
+        };
+        if let Err(error) = cleared.await {
+            self.put_back_when_quiet(endpoint, safe);
+            return Err(error);
+        }
+        for (retired, _) in safe {
+            self.forget_slot(&retired);
+            self.put_back(retired.class, retired.addr, true);
+        }
+        // What is in our hands is lost if we die.
+        self.give_back_surplus(&op).await?;
+        Ok(true)
+    }
+
+    /// Puts back into limbo what could not be freed. Its slots are not to be cleared by somebody else, and used again, while our WRITEs may
+    /// land.
+    fn put_back_when_quiet(&self, endpoint: &Endpoint, objects: Vec<(Retired, RetireStamp)>) {
+        let (doubtful, rest): (Vec<_>, Vec<_>) =
+            objects.into_iter().partition(|(retired, _)| endpoint.is_in_doubt(retired.addr.server()));
+        self.state().limbo.put_back(rest.into_iter());
+        for one in doubtful {
+            let server = one.0.addr.server();
+            self.when_quiet(endpoint, server, move |heap| {
+                heap.state().limbo.put_back(std::iter::once(one));
+            });
+        }
     }
 
     /// The journal slot of a retired object, which has been cleared, may be used again.
@@ -665,10 +682,17 @@ impl Heap {
                 None => words.push((word, bit, vec![(class, addr)])),
             }
         }
+        // The bits are set and only we clear them, so subtracting them borrows from nobody.
+        let faa = |(word, bits, _): &(GlobalAddr, u64, Objects)| {
+            let mut batch = Batch::new(word.server());
+            batch.faa(*word, bits.wrapping_neg());
+            batch
+        };
         let mut ended = Ok(());
-        for (word, bits, objects) in words {
-            // The bits are set and only we clear them, so subtracting them borrows from nobody.
-            let Err(error) = op.faa(word, bits.wrapping_neg()).await else { continue };
+        let results = op.submit_all(words.iter().map(faa)).await;
+        for ((_, bits, objects), result) in words.into_iter().zip(results) {
+            let Err(failure) = result else { continue };
+            let error = failure.error;
             if error.is_unknown() {
                 self.state().counts.doubtful += u64::from(bits.count_ones());
             } else {
@@ -730,11 +754,10 @@ impl Heap {
                 .iter()
                 .filter(|retired| of_dropped(retired))
                 .filter_map(|retired| retired.slot)
+                .map(|slot| (slot, 0))
                 .collect()
         };
-        for slot in slots {
-            surely::write_word(&op, slot, 0).await?;
-        }
+        surely::write_words(&op, &slots).await?;
         let gone = self.state().limbo.take_where(|retired| work.indexes.contains(&retired.class.index));
         for retired in gone {
             self.forget_slot(&retired);

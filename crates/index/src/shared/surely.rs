@@ -82,6 +82,32 @@ pub async fn write_word(op: &Op, addr: GlobalAddr, word: u64) -> Result<(), Fabr
     Err(FabricError::RetriesExhausted { what: "a WRITE", attempts: MAX_LOST })
 }
 
+/// WRITEs words that nobody else writes, all at once, through lost completions.
+pub async fn write_words(op: &Op, words: &[(GlobalAddr, u64)]) -> Result<(), FabricError> {
+    let max = op.endpoint().capabilities().max_batch;
+    for _ in 0..MAX_LOST {
+        let mut batches: Vec<Batch> = Vec::new();
+        for (addr, word) in words {
+            let fits = |batch: &&mut Batch| batch.server() == addr.server() && batch.len() < max;
+            if let Some(batch) = batches.iter_mut().find(fits) {
+                batch.write_word(*addr, *word);
+            } else {
+                let mut batch = Batch::new(addr.server());
+                batch.write_word(*addr, *word);
+                batches.push(batch);
+            }
+        }
+        let failures: Vec<_> = op.submit_all(batches).await.into_iter().filter_map(Result::err).collect();
+        if failures.is_empty() {
+            return Ok(());
+        }
+        for failure in failures {
+            reconnected(op, failure.error).await?;
+        }
+    }
+    Err(FabricError::RetriesExhausted { what: "WRITEs", attempts: MAX_LOST })
+}
+
 /// WRITEs bytes that nobody else writes, through lost completions.
 pub async fn write(op: &Op, addr: GlobalAddr, data: &[u8]) -> Result<(), FabricError> {
     for _ in 0..MAX_LOST {

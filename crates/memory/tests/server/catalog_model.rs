@@ -194,7 +194,12 @@ impl Model {
             }
             Step::Flush => {
                 self.flushed = self.flush;
-                let beat = Request::Heartbeat { oldest_pin: 0, flushed: self.flush, does_chores: false };
+                let beat = Request::Heartbeat {
+                    oldest_pin: 0,
+                    flushed: self.flush,
+                    does_chores: false,
+                    is_waiting: false,
+                };
                 assert!(self.world.ask(self.me, beat).is_ok());
             }
             Step::Restart => {

@@ -87,7 +87,7 @@ impl Model {
             extents: BTreeMap::new(),
             published: BTreeMap::new(),
             live: Vec::new(),
-            epochs: Epochs { epoch: 1, safe: 1, flush: 0, flushed_through: 0 },
+            epochs: Epochs { epoch: 1, safe: 1, flush: 0, flushed_through: 0, is_awaited: false },
             hinted: BTreeMap::new(),
             bitmap: BTreeMap::new(),
             marks: 0,
@@ -272,9 +272,10 @@ impl Model {
         *published = (published.0.max(oldest_pin), published.1.max(flushed));
         let advances = self.published.values().all(|(pin, _)| *pin >= self.epochs.epoch);
         let epoch = self.epochs.epoch + u64::from(advances);
-        let Ok(Reply::Alive { epochs, .. }) =
-            self.world.ask_twice(who, Request::Heartbeat { oldest_pin, flushed, does_chores: false })
-        else {
+        let Ok(Reply::Alive { epochs, .. }) = self.world.ask_twice(
+            who,
+            Request::Heartbeat { oldest_pin, flushed, does_chores: false, is_waiting: false },
+        ) else {
             panic!("a heartbeat of {who} was refused")
         };
         assert_eq!(epochs.epoch, epoch);

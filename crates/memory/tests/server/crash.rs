@@ -120,9 +120,9 @@ fn live<M: ServerMemory>(world: &mut World<M>, note: Note<'_, M>) {
         (a, alloc(1, 0, 3, 0)),
         (a, Request::FreeChunks { offset: at(1), generation: 1 }),
         (b, Request::RequestFlush {}),
-        (a, Request::Heartbeat { oldest_pin: 1, flushed: 1, does_chores: false }),
-        (b, Request::Heartbeat { oldest_pin: 1, flushed: 1, does_chores: false }),
-        (observer, Request::Heartbeat { oldest_pin: 1, flushed: 1, does_chores: false }),
+        (a, Request::Heartbeat { oldest_pin: 1, flushed: 1, does_chores: false, is_waiting: false }),
+        (b, Request::Heartbeat { oldest_pin: 1, flushed: 1, does_chores: false, is_waiting: false }),
+        (observer, Request::Heartbeat { oldest_pin: 1, flushed: 1, does_chores: false, is_waiting: false }),
         (b, alloc(2, 0, 2, 1)),
         (b, alloc(2, 64, 1, 1)),
         (b, Request::BeginFence { victim: a, force: true }),
@@ -132,8 +132,8 @@ fn live<M: ServerMemory>(world: &mut World<M>, note: Note<'_, M>) {
         (b, Request::FinishAdopt { victim: a, term }),
         (b, alloc(1, 64, 1, 1)),
         (b, Request::BeginDrop { name: "second".to_owned() }),
-        (b, Request::Heartbeat { oldest_pin: 2, flushed: 2, does_chores: false }),
-        (observer, Request::Heartbeat { oldest_pin: 2, flushed: 2, does_chores: false }),
+        (b, Request::Heartbeat { oldest_pin: 2, flushed: 2, does_chores: false, is_waiting: false }),
+        (observer, Request::Heartbeat { oldest_pin: 2, flushed: 2, does_chores: false, is_waiting: false }),
         (b, Request::ReleaseIndex { index: 2 }),
         (b, Request::FinishDrop { index: 2 }),
         (b, create("third")),
@@ -262,7 +262,10 @@ fn check_pool_serves(heir: &mut World, observer: SessionId, found: &Facts) {
                     panic!()
                 };
                 let flushed = epochs.flush;
-                let _ = heir.ask(observer, Request::Heartbeat { oldest_pin: 0, flushed, does_chores: false });
+                let _ = heir.ask(
+                    observer,
+                    Request::Heartbeat { oldest_pin: 0, flushed, does_chores: false, is_waiting: false },
+                );
             }
             Err(CallError::Control(ControlError::PoolFull { .. })) => break,
             other => panic!("{other:?}"),

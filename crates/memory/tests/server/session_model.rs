@@ -416,9 +416,10 @@ impl Side {
             }
             What::Beat => {
                 let expected = self.admitted(caller).and_then(|()| self.leads());
-                let reply = self
-                    .world
-                    .ask(caller, Request::Heartbeat { oldest_pin: 0, flushed: 0, does_chores: false });
+                let reply = self.world.ask(
+                    caller,
+                    Request::Heartbeat { oldest_pin: 0, flushed: 0, does_chores: false, is_waiting: false },
+                );
                 match expected {
                     Err(error) => assert_eq!(reply, refused(error)),
                     Ok(()) => {
@@ -506,9 +507,10 @@ fn a_session_that_only_reads_is_held_to_it() {
 fn the_number_of_a_dead_session_counts_until_it_is_fenced() {
     let mut world = World::new(ServerConfig::tiny(ServerId::new(0), 1, 2));
     let [(a, _), (b, _)] = [world.open().unwrap(), world.open().unwrap()];
-    let beat = |world: &mut World| match world
-        .ask(b, Request::Heartbeat { oldest_pin: u64::MAX, flushed: 0, does_chores: false })
-    {
+    let beat = |world: &mut World| match world.ask(
+        b,
+        Request::Heartbeat { oldest_pin: u64::MAX, flushed: 0, does_chores: false, is_waiting: false },
+    ) {
         Ok(Reply::Alive { epochs, .. }) => epochs.safe,
         other => panic!("{other:?}"),
     };

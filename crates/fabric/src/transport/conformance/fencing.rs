@@ -273,7 +273,7 @@ async fn epochs(client: &Client) -> Outcome {
         return Ok(());
     }
     client.until("an operation under way", client.board(1), |epoch| epoch != 0).await?;
-    let stamp = client.session.retire_stamp(&client.endpoint).await?;
+    let stamp = client.session.retire_stamp(&client.endpoint, false).await?;
     for _ in 0..12 {
         client.endpoint.sleep(HEARTBEAT_NS).await;
         client.session.heartbeat(&client.endpoint).await?;

@@ -103,7 +103,7 @@ async fn epochs(client: &Client) -> Outcome {
             client.tell(held, round * 2).await?;
         } else {
             client.until("an operation under way", held, |word| word == round * 2 - 1).await?;
-            let stamp = client.session.retire_stamp(&client.endpoint).await?;
+            let stamp = client.session.retire_stamp(&client.endpoint, false).await?;
             for _ in 0..12 {
                 client.endpoint.sleep(HEARTBEAT_NS).await;
                 client.session.heartbeat(&client.endpoint).await?;

@@ -2,22 +2,21 @@
 //!
 //! ```text
 //! board    RETIRE_SLOTS words a session and server:   the address of a retired object | of a page, with PAGE set | 0
-//! page     words, in an object of its own:            the address of a retired object | 0
+//! page     words, in an object of its own:            the same
 //! ```
 //!
 //! 1. A slot is a word on the server of the object. The board's are used first; how many objects wait for an epoch has no bound, so when those
 //!    are used up, the journal goes on in pages. A page belongs to an index, as the objects do that it names, and goes when that is dropped.
-//! 2. A page is added ahead of need, in the background. It is zeroed before the board names it, and named before a slot of it is used.
-//! 3. Who recovers a session frees what pages name, and then the pages; each slot by CAS, so that nothing is freed twice if he dies meanwhile.
+//!    The board names pages; when it has no slot left, pages of the same index do.
+//! 2. A page is added ahead of need, in the background. It is zeroed before it is named, and named before a slot of it is used.
+//! 3. Who recovers a session frees what its journal names (`inherit`).
 //!
-//! If there is no room for a page, or [`KEPT_FOR_PAGES`] are full, objects are retired without a slot, and leak in a crash
-//! ([`super::HeapCounts::unjournaled`]).
+//! If there is no room for a page, objects are retired without a slot, and leak in a crash ([`super::HeapCounts::unjournaled`]).
 
 use super::{Class, Heap, Room};
 use crate::shared::surely;
 use farwood_fabric::clock::{MILLISECOND, Nanos};
 use farwood_fabric::control::{IndexId, PAGE_CLASS, RETIRE_SLOTS};
-use farwood_fabric::session::Estate;
 use farwood_fabric::{Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId, Session, marks};
 use rustc_hash::FxHashMap;
 
@@ -26,7 +25,7 @@ const PAGE_BYTES: u64 = 4096;
 const PAGES_PER_CHUNK: u64 = 16;
 const LEAST_PAGE_BYTES: u64 = 256;
 /// Marks the name of a page in a slot of the board: addresses of objects are multiples of eight.
-const PAGE: u64 = 1;
+pub(super) const PAGE: u64 = 1;
 /// So many slots of the board are kept for the names of pages.
 const KEPT_FOR_PAGES: usize = 64;
 /// A page is added when fewer slots are left: operations that are under way meanwhile want one each.
@@ -54,7 +53,7 @@ struct Pages {
 #[derive(Clone, Copy)]
 struct Page {
     addr: GlobalAddr,
-    /// The slot of the board that names it.
+    /// The slot that names it.
     named_in: GlobalAddr,
     /// It surely does, and the page's slots may be used.
     is_named: bool,
@@ -81,6 +80,12 @@ impl Slots {
         let in_pages = self.pages.get_mut(&(server, index)).map_or(&mut none, |pages| &mut pages.slots);
         let slot = if free > 0 { board.pop() } else { in_pages.pop() };
         (slot, (free + in_pages.len()).saturating_sub(usize::from(free > 0)))
+    }
+
+    /// A slot for the name of a page: of the board, or of another page.
+    fn take_for_name(&mut self, of: (ServerId, IndexId)) -> Option<GlobalAddr> {
+        let on_board = self.board.get_mut(&of.0).and_then(Vec::pop);
+        on_board.or_else(|| self.pages.get_mut(&of)?.slots.pop())
     }
 
     /// A slot has been cleared.
@@ -150,16 +155,11 @@ impl Growing {
     /// Room for a page, zeroed, and a slot for its name. It is a page before it has the name: whatever becomes of that is cleared with it.
     async fn new_page(&self, op: &Op) -> Result<Option<Page>, FabricError> {
         let (server, index) = self.of;
-        if self.heap.state().slots.board.get(&server).is_none_or(Vec::is_empty) {
-            return Ok(None);
-        }
         let class = self.heap.page_class(index, server);
         let mut room: Room = self.heap.room(op, server, class).await?;
         let bytes = usize::try_from(class.object_bytes).unwrap_or(0);
         surely::write(op, room.addr(), &vec![0; bytes]).await?;
-        let Some(named_in) = self.heap.state().slots.board.get_mut(&server).and_then(Vec::pop) else {
-            return Ok(None);
-        };
+        let Some(named_in) = self.heap.state().slots.take_for_name(self.of) else { return Ok(None) };
         room.link();
         let page = Page { addr: room.addr(), named_in, is_named: false };
         self.heap.state().slots.pages.entry(self.of).or_default().all.push(page);
@@ -234,7 +234,9 @@ impl Heap {
                 pages.all.retain(|page| page.addr != addr);
                 pages.slots.clear();
             }
-            state.slots.give(of.1, named_in);
+            if named_in.region() == RegionId::BOARD {
+                state.slots.give(of.1, named_in);
+            }
             unnamed.push((of.1, addr));
         }
         Ok(unnamed)
@@ -250,65 +252,5 @@ impl Heap {
         let pages =
             of_some.flat_map(|(of, pages)| pages.all.iter().map(|page| (*of, page.addr, page.named_in)));
         pages.min_by_key(|(_, addr, _)| *addr)
-    }
-
-    /// Frees what a fenced session had retired, and what is safe by now, from that session's journal. Returns how many objects.
-    pub async fn free_retired_of(&self, op: &Op, estate: &Estate) -> Result<u64, FabricError> {
-        let mut freed = 0;
-        for journal in &estate.journals {
-            let board = (*journal, RETIRE_SLOTS);
-            for (slot, raw) in self.slots_in_use(op, board).await? {
-                if raw & PAGE == 0 {
-                    freed += u64::from(self.free_named(op, slot, raw).await?);
-                    continue;
-                }
-                let page = GlobalAddr::from_raw(raw & !PAGE);
-                if let Some(class) = self.class_at(op, page).await?.filter(|class| class.class == PAGE_CLASS)
-                {
-                    let page = (page, u64::from(class.object_bytes) / 8);
-                    for (slot, raw) in self.slots_in_use(op, page).await? {
-                        freed += u64::from(self.free_named(op, slot, raw).await?);
-                    }
-                }
-                marks::hit("journal_page_inherited");
-                self.free_named(op, slot, raw).await?;
-            }
-        }
-        Ok(freed)
-    }
-
-    async fn slots_in_use(
-        &self,
-        op: &Op,
-        (first, count): (GlobalAddr, u64),
-    ) -> Result<Vec<(GlobalAddr, u64)>, FabricError> {
-        let words = surely::read(op, first, usize::try_from(count * 8).unwrap_or(0)).await?;
-        let slot = |n: u64| (first.add(n * 8), words.word(usize::try_from(n * 8).unwrap_or(0)));
-        Ok((0..count).map(slot).filter(|(_, raw)| *raw != 0).collect())
-    }
-
-    /// Clears a slot and frees what it names, unless somebody else has; whether that was an object.
-    async fn free_named(&self, op: &Op, slot: GlobalAddr, raw: u64) -> Result<bool, FabricError> {
-        let addr = GlobalAddr::from_raw(raw & !PAGE);
-        let is_page = |class: &Class| class.class == PAGE_CLASS;
-        // What a name of a page leads to is a page, or nothing of ours any more.
-        let class = self.class_at(op, addr).await?.filter(|class| is_page(class) == (raw & PAGE != 0));
-        if let Some(class) = class {
-            self.wipe(op, class, addr).await?;
-        }
-        // By CAS: if we die in the middle and somebody else goes on, no object is freed twice.
-        match op.cas(slot, raw, 0).await {
-            Ok(before) if before == raw => {}
-            Ok(_) => return Ok(false),
-            Err(error) => {
-                surely::reconnected(op, error).await?;
-                self.state().counts.doubtful += 1;
-                return Ok(false);
-            }
-        }
-        let Some(class) = class else { return Ok(false) };
-        marks::hit("retired_object_inherited");
-        self.give_back(op, vec![(class, addr)]).await?;
-        Ok(true)
     }
 }

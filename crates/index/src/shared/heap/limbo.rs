@@ -60,12 +60,27 @@ impl<T, S: Copy> Limbo<T, S> {
         }
     }
 
-    /// Takes out what is safe, the oldest first.
-    pub(super) fn take_safe(&mut self, is_safe: impl Fn(S) -> bool) -> Vec<(T, S)> {
-        let mut safe = Vec::new();
-        while let Some(stamp) = self.waiting.front().and_then(|one| one.stamp).filter(|stamp| is_safe(*stamp))
-        {
-            safe.extend(self.waiting.pop_front().map(|one| (one.what, stamp)));
+    /// Takes out what is safe, the oldest first and at most so many, but for what is to stay.
+    pub(super) fn take_safe(
+        &mut self,
+        most: usize,
+        is_safe: impl Fn(S) -> bool,
+        stays: impl Fn(&T) -> bool,
+    ) -> Vec<(T, S)> {
+        let (mut safe, mut staying) = (Vec::new(), Vec::new());
+        while safe.len() < most {
+            let stamp = self.waiting.front().and_then(|one| one.stamp).filter(|stamp| is_safe(*stamp));
+            let Some((stamp, one)) = stamp.and_then(|stamp| Some((stamp, self.waiting.pop_front()?))) else {
+                break;
+            };
+            if stays(&one.what) {
+                staying.push(one);
+            } else {
+                safe.push((one.what, stamp));
+            }
+        }
+        for one in staying.into_iter().rev() {
+            self.waiting.push_front(one);
         }
         safe
     }
@@ -94,7 +109,11 @@ mod tests {
     use super::*;
 
     fn safe_below(limbo: &mut Limbo<char, u64>, limit: u64) -> String {
-        limbo.take_safe(|stamp| stamp < limit).into_iter().map(|(what, _)| what).collect()
+        limbo
+            .take_safe(usize::MAX, |stamp| stamp < limit, |_| false)
+            .into_iter()
+            .map(|(what, _)| what)
+            .collect()
     }
 
     #[test]
@@ -107,11 +126,27 @@ mod tests {
         limbo.push('c');
         limbo.stamp(limbo.mark(), 7);
         assert_eq!(safe_below(&mut limbo, 5), "");
-        let taken = limbo.take_safe(|stamp| stamp < 7);
+        let taken = limbo.take_safe(usize::MAX, |stamp| stamp < 7, |_| false);
         assert_eq!(taken, [('a', 5), ('b', 5)]);
         limbo.put_back(taken.into_iter());
         assert_eq!((limbo.len(), safe_below(&mut limbo, 8).as_str()), (3, "abc"));
         assert!(limbo.is_empty());
+    }
+
+    #[test]
+    fn some_come_out_at_a_time_and_some_stay() {
+        let mut limbo = Limbo::default();
+        "abcde".chars().for_each(|what| limbo.push(what));
+        limbo.stamp(limbo.mark(), 1);
+        limbo.push('f');
+        let some = |limbo: &mut Limbo<char, u64>| -> String {
+            limbo.take_safe(2, |_| true, |what| *what == 'b').into_iter().map(|(what, _)| what).collect()
+        };
+        assert_eq!(some(&mut limbo), "ac");
+        assert_eq!(some(&mut limbo), "de");
+        assert_eq!(some(&mut limbo), "", "f has no stamp, and b stays");
+        limbo.stamp(limbo.mark(), 2);
+        assert_eq!(safe_below(&mut limbo, 3), "bf", "in their order");
     }
 
     #[test]
