@@ -14,6 +14,8 @@
 //! are claimed by CAS, so any number of sessions may. Otherwise a small pool were full as soon as every session had its own chunk
 //! of each kind.
 //!
+//! The last free chunk is kept for the pages of journals, unless the index has some.
+//!
 //! [`ChunkTable::choose`] decides that in one pass over the table (131,072 entries at 1 TiB), the rest acts. Each
 //! act is one commit word in META, see [`crate::layout`]; this table is its mirror.
 //!
@@ -88,6 +90,8 @@ enum Choice {
 
 /// With fewer free chunks than this part of all, chunks are shared.
 const SCARCE_BELOW_ONE_IN: u32 = 8;
+/// A server of so many chunks keeps its last one for the pages of journals.
+const KEEP_FOR_PAGES_OF: u32 = 16;
 /// So many bitmaps are looked at for room, at most: a server has better to do.
 const MAX_BITMAPS: usize = 256;
 
@@ -292,7 +296,7 @@ impl ChunkTable {
 
     fn choose(&self, memory: &dyn ServerMemory, asker: SessionId, want: Want) -> Choice {
         let Want { kind, count, flushed_through } = want;
-        let mut free_chunks = 0;
+        let (mut free_chunks, mut flushed_chunks, mut freed_chunks) = (0, 0, 0);
         let (mut free_now, mut flushed, mut eventually) = (Run::default(), Run::default(), Run::default());
         let mut reuse = None;
         for (at, extent) in self.heads() {
@@ -310,7 +314,9 @@ impl ChunkTable {
                         reuse = reuse.or(Some(at));
                     }
                     free_now.cut();
+                    freed_chunks += length;
                     if generation <= flushed_through {
+                        flushed_chunks += length;
                         flushed.extend(at, length, count);
                     } else {
                         flushed.cut();
@@ -334,10 +340,25 @@ impl ChunkTable {
                 return Choice::Share(at);
             }
         }
+        if free_chunks + flushed_chunks <= count && self.keeps_chunk_for_pages(kind) {
+            let flush_helps = eventually.found.is_some() && free_chunks + freed_chunks > count;
+            return Choice::Full { flush_helps };
+        }
         match free_now.found.or(flushed.found) {
             Some(at) => Choice::Take(at),
             None => Choice::Full { flush_helps: eventually.found.is_some() },
         }
+    }
+
+    /// Whether the last free chunk is not for this, but for the first pages of a journal: in a pool that is full, and then emptied, there
+    /// would be none.
+    fn keeps_chunk_for_pages(&self, wanted: ChunkType) -> bool {
+        let is_page = |kind: ChunkType| kind.index == wanted.index && kind.class == PAGE_CLASS;
+        let mut used = self.heads().filter_map(|(_, extent)| match extent {
+            Extent::Used { kind, .. } => Some(kind),
+            _ => None,
+        });
+        self.chunks >= KEEP_FOR_PAGES_OF && !is_page(wanted) && !used.any(is_page)
     }
 
     /// A chunk of this type that somebody else has and that has free objects.

@@ -18,9 +18,9 @@
 //! ([`Endpoint::quiet`]): it is *parked* until then.
 //!
 //! A crash at any point may leave a bit set for an object that nothing links to: a leak, bounded by what the session held
-//! in its hands (at most [`MAX_FREE`] a class, and one claim), and found by a walk of the index. It never leaves a clear bit or a
-//! journal entry for an object that is linked, which is why step 2 comes after the unlinking and why slots are cleared before
-//! reuse.
+//! in its hands (at most [`MAX_FREE`] a class, one claim, and [`FREE_AT_A_TIME`] that are just being freed), and found by a walk of the
+//! index. It never leaves a clear bit or a journal entry for an object that is linked, which is why step 2 comes after the unlinking and
+//! why slots are cleared before reuse.
 
 mod inherit;
 mod journal;
@@ -28,6 +28,7 @@ mod limbo;
 mod room;
 
 use super::surely;
+use crate::IndexError;
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos};
 use farwood_fabric::control::{ControlError, IndexId, MAIN_BASE, ObjectChunk, Reply, Request};
 use farwood_fabric::session::RetireStamp;
@@ -39,6 +40,7 @@ use limbo::Limbo;
 pub use room::Room;
 use rustc_hash::FxHashMap;
 use std::fmt;
+use std::future::Future;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -58,16 +60,20 @@ const COLLECT_AT: usize = 64;
 /// With so many waiting, sessions that do nothing are asked to hurry.
 const URGENT_AT: usize = 256;
 /// How many are freed under one pin.
-const FREE_AT_A_TIME: usize = 64;
+const FREE_AT_A_TIME: usize = 16;
 /// How often an allocation looks for objects: others may take what a new chunk brought, and what they claimed.
 const MAX_CLAIMS: u32 = 1_000;
 /// How often it looks whether somebody else got a chunk, and how long it waits in between.
 const MAX_CHUNK_WAITS: u32 = 10_000;
 const CHUNK_WAIT_NS: Nanos = 20 * MICROSECOND;
-/// How often others are waited for to flush hints, and how long each time.
+/// How often it is looked whether what was retired is free, and how long is waited in between: twice as long as before each time, up to a
+/// limit. Idle sessions have heartbeats of 100 ms, until they are asked to hurry.
 const MAX_WAITS: u32 = 50;
 const WAIT_NS: Nanos = 200 * MICROSECOND;
-/// The same for those who leave, until others have let go of what they retired; each wait is twice as long as the one before, up to a limit.
+const LONGEST_WAIT_NS: Nanos = 8 * MILLISECOND;
+/// How often an operation waits for that.
+const MAX_ROOM_WAITS: u32 = 8;
+/// The same for those who leave.
 const MAX_LEAVING_WAITS: u32 = 40;
 const LONGEST_LEAVING_WAIT_NS: Nanos = 50 * MILLISECOND;
 
@@ -95,7 +101,7 @@ pub struct Sabotage {
     pub reuse_in_doubt: bool,
     /// No mistake: an object that becomes free is zeroed, so that whoever still reads it is found out.
     pub zero_freed: bool,
-    /// No mistake: the board has no slots but for the names of pages.
+    /// No mistake: the board has two slots, for the names of pages.
     pub pages_only: bool,
 }
 
@@ -286,8 +292,7 @@ impl Heap {
         self.state().pools.values().map(|pool| pool.free.len()).sum()
     }
 
-    /// A new object on `server`. Its bytes are whatever they were. If the pool is full but freed chunks of another type wait
-    /// for a flush, end the operation (its pin holds the flush up), call [`Heap::make_room`] and try again.
+    /// A new object on `server`. Its bytes are whatever they were. The pool may be full of what was retired: see [`Heap::with_room`].
     pub async fn allocate(&self, op: &Op, server: ServerId, class: Class) -> Result<GlobalAddr, FabricError> {
         for _ in 0..MAX_CLAIMS {
             if let Some(addr) = self.take_free(server, class) {
@@ -325,19 +330,43 @@ impl Heap {
         }
     }
 
-    /// Asks everybody to drop hints, so that freed chunks may change their type, and waits for it a bounded time. Whether
-    /// it came about. Called between operations.
-    pub async fn make_room(&self, endpoint: &Endpoint) -> Result<bool, FabricError> {
-        marks::hit("flush_requested");
-        let flush = self.inner.session.request_flush(&endpoint.op()).await?;
-        for _ in 0..MAX_WAITS {
-            if self.inner.session.heartbeat(endpoint).await?.flushed_through >= flush {
-                return Ok(true);
+    /// Runs an operation, and again if the pool was full of what will be free in a moment. It must have ended then, since a pin holds the
+    /// epochs up.
+    pub(crate) async fn with_room<T, F: Future<Output = Result<T, IndexError>>>(
+        &self,
+        endpoint: &Endpoint,
+        operation: impl Fn() -> F,
+    ) -> Result<T, IndexError> {
+        let mut waits = 0;
+        loop {
+            let done = operation().await;
+            if !matches!(done, Err(IndexError::PoolFull(_))) || waits == MAX_ROOM_WAITS {
+                return done;
             }
-            self.clear_dropped(endpoint).await?;
-            endpoint.sleep(WAIT_NS).await;
+            waits += 1;
+            if !Box::pin(self.make_room(endpoint)).await? {
+                return done;
+            }
         }
-        Ok(false)
+    }
+
+    /// Waits until what the session has retired by now is free, a bounded time. Whether anything came free meanwhile.
+    async fn make_room(&self, endpoint: &Endpoint) -> Result<bool, FabricError> {
+        let (mark, reused) = {
+            let state = self.state();
+            (state.limbo.mark(), state.counts.reused)
+        };
+        marks::hit("room_awaited");
+        let mut wait_ns = WAIT_NS;
+        for _ in 0..MAX_WAITS {
+            self.collect_if_due(endpoint).await?;
+            if self.state().limbo.is_past(mark) {
+                break;
+            }
+            endpoint.sleep(wait_ns).await;
+            wait_ns = LONGEST_WAIT_NS.min(wait_ns * 2);
+        }
+        Ok(self.state().counts.reused > reused)
     }
 
     fn has_chunks(&self, server: ServerId, class: Class) -> bool {
@@ -397,7 +426,10 @@ impl Heap {
     fn enter_limbo(&self, retired: Retired) {
         let mut state = self.state();
         let has_slot = retired.slot.is_some();
-        state.counts.unjournaled += u64::from(!has_slot);
+        if !has_slot {
+            state.counts.unjournaled += 1;
+            marks::hit("retired_without_journal");
+        }
         state.retired_since += if has_slot { 1 } else { COLLECT_AT };
         state.limbo.push(retired);
     }

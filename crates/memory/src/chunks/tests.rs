@@ -66,6 +66,25 @@ fn pages_of_journals_share_a_chunk() {
 }
 
 #[test]
+fn the_last_chunk_is_kept_for_the_pages_of_journals() {
+    let (memory, _, mut table) = world(16);
+    let page = ChunkType { index: 1, class: PAGE_CLASS, object_bytes: 64 };
+    for _ in 0..15 {
+        table.allocate(&memory, A, want(1, 0, 1, 0)).unwrap();
+    }
+    assert_eq!(table.allocate(&memory, A, want(1, 0, 1, 0)), full(1, false));
+    assert_eq!(
+        table.allocate(&memory, A, want(2, 0, 1, 0)),
+        full(1, false),
+        "another index has no pages either"
+    );
+    table.allocate(&memory, A, Want { kind: page, count: 1, flushed_through: 0 }).unwrap();
+    table.free(&memory, A, at(0), 1).unwrap();
+    assert_eq!(table.allocate(&memory, A, want(2, 64, 1, 1)), full(1, false), "that one still has none");
+    assert_eq!(table.allocate(&memory, A, want(1, 64, 1, 1)).unwrap().offset, at(0), "this one has");
+}
+
+#[test]
 fn raw_orphans_are_not_inherited_but_may_be_freed_by_anybody() {
     let (memory, _, mut table) = world(2);
     table.allocate(&memory, A, want(1, 0, 2, 0)).unwrap();

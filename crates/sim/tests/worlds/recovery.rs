@@ -101,7 +101,8 @@ fn intents_of_the_dead_are_carried_out() {
 #[test]
 fn journals_go_on_in_pages() {
     let sum = all_of(engines_with(true), 40, |seed| crowded(seed).with_dying_adopters(3));
-    sum.assert_ran(&[("journal_page_added", 100), ("journal_page_inherited", 50)]);
+    let ran = [("journal_page_added", 100), ("journal_page_chained", 100), ("journal_page_inherited", 50)];
+    sum.assert_ran(&ran);
     let with_drops = |seed| Trial { others: true, leaves: 1, cancel: 10, ..crowded(seed) };
     all_of(engines_with(true), 20, with_drops);
     all_of(engines_with(true), 20, |seed| with_drops(seed).with_random_faults());

@@ -15,7 +15,7 @@
 
 use super::{Class, Heap, Room};
 use crate::shared::surely;
-use farwood_fabric::clock::{MILLISECOND, Nanos};
+use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos};
 use farwood_fabric::control::{IndexId, PAGE_CLASS, RETIRE_SLOTS};
 use farwood_fabric::{Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId, Session, marks};
 use rustc_hash::FxHashMap;
@@ -30,6 +30,9 @@ pub(super) const PAGE: u64 = 1;
 const KEPT_FOR_PAGES: usize = 64;
 /// A page is added when fewer slots are left: operations that are under way meanwhile want one each.
 const AHEAD: usize = 128;
+/// How often whoever has no slot looks whether a page has been added, and how long it waits in between.
+const MAX_GROWTH_WAITS: u32 = 10_000;
+const GROWTH_WAIT_NS: Nanos = 20 * MICROSECOND;
 /// If there was no room for a page, it is not asked for again so soon.
 const GROW_AGAIN_NS: Nanos = 10 * MILLISECOND;
 
@@ -61,7 +64,7 @@ struct Page {
 
 impl Slots {
     pub(super) fn of(session: &Session, pages_only: bool) -> Self {
-        let count = if pages_only { KEPT_FOR_PAGES as u64 } else { RETIRE_SLOTS };
+        let count = if pages_only { 2 } else { RETIRE_SLOTS };
         let slots = |server: &ServerId| {
             let journal = session.journal(*server)?;
             Some((*server, (0..count).map(|n| journal.add(n * 8)).collect()))
@@ -78,7 +81,13 @@ impl Slots {
         }
         let mut none = Vec::new();
         let in_pages = self.pages.get_mut(&(server, index)).map_or(&mut none, |pages| &mut pages.slots);
-        let slot = if free > 0 { board.pop() } else { in_pages.pop() };
+        // The last slot of all is for the name of the next page.
+        let is_last = board.is_empty() && in_pages.len() == 1;
+        let slot = match free {
+            0 if is_last => None,
+            0 => in_pages.pop(),
+            _ => board.pop(),
+        };
         (slot, (free + in_pages.len()).saturating_sub(usize::from(free > 0)))
     }
 
@@ -134,7 +143,8 @@ impl Growing {
             },
         };
         surely::write_word(op, page.named_in, page.addr.to_raw() | PAGE).await?;
-        marks::hit("journal_page_added");
+        let is_on_board = page.named_in.region() == RegionId::BOARD;
+        marks::hit(if is_on_board { "journal_page_added" } else { "journal_page_chained" });
         let (server, index) = self.of;
         let count = u64::from(self.heap.page_class(index, server).object_bytes) / 8;
         let mut state = self.heap.state();
@@ -184,19 +194,27 @@ impl Heap {
 
     /// A slot for an object of `index` on `server`; `None` if there is none, and no room for a page.
     pub(super) async fn slot_for(&self, op: &Op, index: IndexId, server: ServerId) -> Option<GlobalAddr> {
-        let (slot, left) = self.take_slot(index, server);
-        if left >= AHEAD {
-            return slot;
+        let (of, endpoint) = ((server, index), op.endpoint());
+        for _ in 0..MAX_GROWTH_WAITS {
+            let (slot, left) = self.take_slot(index, server);
+            if left >= AHEAD {
+                return slot;
+            }
+            match (Growing::begin(self, of, endpoint.now()), slot) {
+                (Some(growing), None) => endpoint.see_through(growing.grow(endpoint.clone())).await,
+                (Some(growing), Some(_)) => {
+                    endpoint.settle(growing.grow(endpoint.clone()));
+                    return slot;
+                }
+                (None, None) if self.is_growing(of) => endpoint.sleep(GROWTH_WAIT_NS).await,
+                (None, _) => return slot,
+            }
         }
-        let endpoint = op.endpoint();
-        let Some(growing) = Growing::begin(self, (server, index), endpoint.now()) else { return slot };
-        let growth = growing.grow(endpoint.clone());
-        if slot.is_some() {
-            endpoint.settle(growth);
-            return slot;
-        }
-        endpoint.see_through(growth).await;
-        self.take_slot(index, server).0
+        None
+    }
+
+    fn is_growing(&self, of: (ServerId, IndexId)) -> bool {
+        self.state().slots.pages.get(&of).is_some_and(|pages| pages.is_growing)
     }
 
     fn take_slot(&self, index: IndexId, server: ServerId) -> (Option<GlobalAddr>, usize) {

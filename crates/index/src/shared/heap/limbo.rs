@@ -51,6 +51,11 @@ impl<T, S: Copy> Limbo<T, S> {
         Mark(self.ever)
     }
 
+    /// Whether all that was there at the mark is out.
+    pub(super) fn is_past(&self, mark: Mark) -> bool {
+        self.waiting.front().is_none_or(|one| one.number >= mark.0)
+    }
+
     /// Stamps what was there at the mark and has no stamp.
     pub(super) fn stamp(&mut self, mark: Mark, stamp: S) {
         let later = |one: &&mut Waiting<T, S>| one.number >= mark.0;
@@ -142,11 +147,15 @@ mod tests {
         let some = |limbo: &mut Limbo<char, u64>| -> String {
             limbo.take_safe(2, |_| true, |what| *what == 'b').into_iter().map(|(what, _)| what).collect()
         };
+        let mark = limbo.mark();
         assert_eq!(some(&mut limbo), "ac");
         assert_eq!(some(&mut limbo), "de");
         assert_eq!(some(&mut limbo), "", "f has no stamp, and b stays");
         limbo.stamp(limbo.mark(), 2);
+        limbo.push('g');
+        assert!(!limbo.is_past(mark));
         assert_eq!(safe_below(&mut limbo, 3), "bf", "in their order");
+        assert!(limbo.is_past(mark), "g came later");
     }
 
     #[test]
