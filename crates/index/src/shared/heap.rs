@@ -18,7 +18,7 @@
 //! ([`Endpoint::quiet`]): it is *parked* until then.
 //!
 //! A crash at any point may leave a bit set for an object that nothing links to: a leak, bounded by what the session held
-//! in its hands (at most [`MAX_FREE`] a class, one claim, and [`FREE_AT_A_TIME`] that are just being freed), and found by a walk of the
+//! in its hands (at most [`MAX_FREE`] a class, one claim, and 16 that are just being freed), and found by a walk of the
 //! index. It never leaves a clear bit or a journal entry for an object that is linked, which is why step 2 comes after the unlinking and
 //! why slots are cleared before reuse.
 
@@ -292,7 +292,7 @@ impl Heap {
         self.state().pools.values().map(|pool| pool.free.len()).sum()
     }
 
-    /// A new object on `server`. Its bytes are whatever they were. The pool may be full of what was retired: see [`Heap::with_room`].
+    /// A new object on `server`. Its bytes are whatever they were. The pool may be full of what was retired: operations on an index wait for that.
     pub async fn allocate(&self, op: &Op, server: ServerId, class: Class) -> Result<GlobalAddr, FabricError> {
         for _ in 0..MAX_CLAIMS {
             if let Some(addr) = self.take_free(server, class) {
