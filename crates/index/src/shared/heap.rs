@@ -28,7 +28,6 @@ mod limbo;
 mod room;
 
 use super::surely;
-use crate::IndexError;
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos};
 use farwood_fabric::control::{ControlError, IndexId, MAIN_BASE, ObjectChunk, Reply, Request};
 use farwood_fabric::session::RetireStamp;
@@ -40,7 +39,6 @@ use limbo::Limbo;
 pub use room::Room;
 use rustc_hash::FxHashMap;
 use std::fmt;
-use std::future::Future;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -76,6 +74,25 @@ const MAX_ROOM_WAITS: u32 = 8;
 /// The same for those who leave.
 const MAX_LEAVING_WAITS: u32 = 40;
 const LONGEST_LEAVING_WAIT_NS: Nanos = 50 * MILLISECOND;
+
+/// Awaits an operation on a tree, and again if the pool was full of what comes free in a moment ([`Heap::make_room`]). A macro, since the
+/// future of an operation is large: a closure would move it, and a function around it takes 2% of a put.
+macro_rules! when_there_is_room {
+    ($tree:expr, $operation:expr) => {{
+        let mut waits = 0;
+        loop {
+            let done = $operation.await;
+            if !matches!(done, Err($crate::IndexError::PoolFull(_))) {
+                break done;
+            }
+            // Boxed: it is rare, and the future of every operation would be as large.
+            if !Box::pin($tree.shared.pool.heap().make_room(&$tree.endpoint, &mut waits)).await? {
+                break done;
+            }
+        }
+    }};
+}
+pub(crate) use when_there_is_room;
 
 /// A kind of object: equal in size, and never anything else where it is (type-stable memory).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -330,28 +347,13 @@ impl Heap {
         }
     }
 
-    /// Runs an operation, and again if the pool was full of what will be free in a moment. It must have ended then, since a pin holds the
-    /// epochs up.
-    pub(crate) async fn with_room<T, F: Future<Output = Result<T, IndexError>>>(
-        &self,
-        endpoint: &Endpoint,
-        operation: impl Fn() -> F,
-    ) -> Result<T, IndexError> {
-        let mut waits = 0;
-        loop {
-            let done = operation().await;
-            if !matches!(done, Err(IndexError::PoolFull(_))) || waits == MAX_ROOM_WAITS {
-                return done;
-            }
-            waits += 1;
-            if !Box::pin(self.make_room(endpoint)).await? {
-                return done;
-            }
+    /// After an operation that found the pool full and has ended, since a pin holds the epochs up: waits until what the session has retired
+    /// by now is free, a bounded time and so many times. Whether anything came free meanwhile, and the operation may be tried again.
+    pub(crate) async fn make_room(&self, endpoint: &Endpoint, waits: &mut u32) -> Result<bool, FabricError> {
+        if *waits == MAX_ROOM_WAITS {
+            return Ok(false);
         }
-    }
-
-    /// Waits until what the session has retired by now is free, a bounded time. Whether anything came free meanwhile.
-    async fn make_room(&self, endpoint: &Endpoint) -> Result<bool, FabricError> {
+        *waits += 1;
         let (mark, reused) = {
             let state = self.state();
             (state.limbo.mark(), state.counts.reused)

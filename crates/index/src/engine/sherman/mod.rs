@@ -56,7 +56,7 @@ use crate::Pool;
 use crate::api::{IndexError, KeyValue, OrderedIndex};
 use crate::engine::Engine;
 use crate::pool;
-use crate::shared::heap::{self, Class};
+use crate::shared::heap::{self, Class, when_there_is_room};
 use crate::shared::locks::{LockTable, Locks, Manner, Mistakes};
 use crate::shared::opening::Opening;
 use crate::shared::surely;
@@ -450,7 +450,7 @@ impl OrderedIndex for Tree {
     async fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
         self.check_key(key)?;
         self.check_value(value)?;
-        self.modify(key, &|_| Decision::Put(value)).await.map(drop)
+        when_there_is_room!(self, self.modify(key, &|_| Decision::Put(value))).map(drop)
     }
 
     async fn compare_and_swap(
@@ -466,27 +466,27 @@ impl OrderedIndex for Tree {
             Some(new) => Decision::Put(new),
             None => Decision::Remove,
         };
-        self.modify(key, &decide).await
+        when_there_is_room!(self, self.modify(key, &decide))
     }
 
     async fn put_if_absent(&self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
         self.check_key(key)?;
         self.check_value(value)?;
         let decide = |held: Option<&[u8]>| if held.is_none() { Decision::Put(value) } else { Decision::Keep };
-        self.modify(key, &decide).await
+        when_there_is_room!(self, self.modify(key, &decide))
     }
 
     async fn update_if_present(&self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
         self.check_key(key)?;
         self.check_value(value)?;
         let decide = |held: Option<&[u8]>| if held.is_some() { Decision::Put(value) } else { Decision::Keep };
-        self.modify(key, &decide).await
+        when_there_is_room!(self, self.modify(key, &decide))
     }
 
     async fn delete(&self, key: &[u8]) -> Result<bool, IndexError> {
         self.check_key(key)?;
         let decide = |held: Option<&[u8]>| if held.is_some() { Decision::Remove } else { Decision::Keep };
-        self.modify(key, &decide).await
+        when_there_is_room!(self, self.modify(key, &decide))
     }
 
     async fn scan(

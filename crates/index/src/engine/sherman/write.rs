@@ -126,12 +126,8 @@ impl Tree {
         Err(IndexError::Contended { what: "the way to a node", attempts: MAX_DESCENTS })
     }
 
-    /// Changes a key as `decide` says; whether it did. If the pool is full, what will be free in a moment is waited for.
+    /// Changes a key as `decide` says; whether it did.
     pub(super) async fn modify(&self, key: &[u8], decide: Decide<'_>) -> Result<bool, IndexError> {
-        self.shared.pool.heap().with_room(&self.endpoint, || self.try_modify(key, decide)).await
-    }
-
-    async fn try_modify(&self, key: &[u8], decide: Decide<'_>) -> Result<bool, IndexError> {
         let op = self.endpoint.op();
         self.admit(&op)?;
         // What an earlier operation noted may be gone by now.
