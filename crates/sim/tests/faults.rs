@@ -424,3 +424,35 @@ fn a_board_names_no_page_of_an_index_that_is_gone() {
     }
     assert!(lived > 300, "of 400 clients {lived} lived");
 }
+
+/// Found with an idle gateway beside a busy one: a pool with little alive in it was full of what waited for the idle one's heartbeats.
+#[test]
+fn a_pool_full_of_what_comes_free_in_a_moment_is_not_full() {
+    use farwood_index::engine::sphinx::{Config, Sphinx};
+    use farwood_index::{Engine, OrderedIndex, Pool};
+    let sim = world(7, "");
+    let cluster = sim.cluster();
+    let idle_beat = 100 * MILLISECOND;
+    let allocated = sim
+        .run(async move {
+            let idle = Pool::join(&cluster, SessionOptions::default()).await.unwrap();
+            let on = idle.session().endpoint().unwrap();
+            idle.keep_alive(&on, idle_beat);
+            let pool = Pool::join(&cluster, SessionOptions::default()).await.unwrap();
+            let endpoint = pool.session().endpoint().unwrap();
+            pool.keep_alive(&endpoint, MILLISECOND);
+            let engine = Sphinx::new(Config::tiny());
+            engine.create(&pool, &endpoint, "new").await.unwrap();
+            let attached = engine.attach(&pool, &endpoint, "new").await.unwrap();
+            let index = engine.open(&attached, &endpoint, 0).unwrap();
+            for n in 0..3_000u64 {
+                let key = (n % 8).to_be_bytes();
+                index.put(&key, b"a value that takes its room").await.unwrap();
+                assert!(index.delete(&key).await.unwrap());
+            }
+            pool.heap().counts().allocated
+        })
+        .unwrap();
+    assert!(allocated >= 3_000, "every value had its own object: {allocated}");
+    assert!(marks::count("room_awaited") > 0, "the pool was never full");
+}
