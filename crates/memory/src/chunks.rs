@@ -14,7 +14,7 @@
 //! are claimed by CAS, so any number of sessions may. Otherwise a small pool were full as soon as every session had its own chunk
 //! of each kind.
 //!
-//! The last free chunk is kept for the pages of journals, unless the index has some.
+//! The last free chunk is for objects only if the index has pages of journals: it is kept for those.
 //!
 //! [`ChunkTable::choose`] decides that in one pass over the table (131,072 entries at 1 TiB), the rest acts. Each
 //! act is one commit word in META, see [`crate::layout`]; this table is its mirror.
@@ -351,14 +351,15 @@ impl ChunkTable {
     }
 
     /// Whether the last free chunk is not for this, but for the first pages of a journal: in a pool that is full, and then emptied, there
-    /// would be none.
+    /// would be none. Raw bytes are in no journal.
     fn keeps_chunk_for_pages(&self, wanted: ChunkType) -> bool {
         let is_page = |kind: ChunkType| kind.index == wanted.index && kind.class == PAGE_CLASS;
         let mut used = self.heads().filter_map(|(_, extent)| match extent {
             Extent::Used { kind, .. } => Some(kind),
             _ => None,
         });
-        self.chunks >= KEEP_FOR_PAGES_OF && !is_page(wanted) && !used.any(is_page)
+        let is_of_objects = wanted.object_bytes > 0;
+        self.chunks >= KEEP_FOR_PAGES_OF && is_of_objects && !is_page(wanted) && !used.any(is_page)
     }
 
     /// A chunk of this type that somebody else has and that has free objects.
