@@ -72,9 +72,9 @@ fn the_last_chunk_is_kept_for_the_pages_of_journals() {
     for _ in 0..15 {
         table.allocate(&memory, A, want(1, 0, 1, 0)).unwrap();
     }
-    assert_eq!(table.allocate(&memory, A, want(1, 0, 1, 0)), full(1, false));
+    assert_eq!(table.allocate(&memory, A, want(1, 64, 1, 0)), full(1, false));
     assert_eq!(
-        table.allocate(&memory, A, want(2, 0, 1, 0)),
+        table.allocate(&memory, A, want(2, 64, 1, 0)),
         full(1, false),
         "another index has no pages either"
     );
