@@ -24,7 +24,7 @@ use rustc_hash::FxHashMap;
 const PAGE_BYTES: u64 = 4096;
 const PAGES_PER_CHUNK: u64 = 16;
 const LEAST_PAGE_BYTES: u64 = 256;
-/// Marks the name of a page in a slot of the board: addresses of objects are multiples of eight.
+/// Marks the name of a page in a slot: addresses of objects are multiples of eight.
 pub(super) const PAGE: u64 = 1;
 /// So many slots of the board are kept for the names of pages.
 const KEPT_FOR_PAGES: usize = 64;
