@@ -1,7 +1,8 @@
 //! Whether the gateway can serve, and why not: what `/healthz`, INFO, the metrics and commands without a session say.
 //!
 //! A gateway is healthy if it has a session whose last heartbeat the coordinator acknowledged within [`SILENCE_NS`], or within the lease if
-//! that is shorter, and if no other server is silent. A process that runs and answers PING proves none of that.
+//! that is shorter, if no other server is silent, and if no command has found the index damaged. A process that runs and answers PING proves
+//! none of that.
 
 use farwood_fabric::Session;
 use farwood_fabric::clock::{MILLISECOND, Nanos, RealClock, SECOND};
@@ -10,6 +11,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Heartbeats go out ten times a second; after so long without an answer something is wrong.
 const SILENCE_NS: Nanos = 3 * SECOND;
+/// The remedy is an operator's: nothing mends it by itself.
+const DAMAGED: &str = "a part of the index is damaged, or went with the memory of a server; `farwood check` says more, or drop the index and \
+                       create it anew";
 
 #[derive(Debug)]
 pub(crate) struct Health {
@@ -32,8 +36,8 @@ pub(crate) enum Remedy {
 enum State {
     /// There is no session.
     Absent { why: String, remedy: Remedy },
-    /// There is one; perhaps a server other than the coordinator does not answer.
-    Joined { session: Session, silent: Option<String> },
+    /// There is one; perhaps a server other than the coordinator does not answer, or a part of the index is gone.
+    Joined { session: Session, silent: Option<String>, is_damaged: bool },
 }
 
 impl Default for Health {
@@ -55,7 +59,7 @@ impl Health {
 
     /// The pool was joined; how many times by now.
     pub(crate) fn joined(&self, session: &Session) -> u64 {
-        *self.lock() = State::Joined { session: session.clone(), silent: None };
+        *self.lock() = State::Joined { session: session.clone(), silent: None, is_damaged: false };
         self.sessions.fetch_add(1, Ordering::Relaxed) + 1
     }
 
@@ -70,6 +74,13 @@ impl Health {
     pub(crate) fn heard(&self, of_others: Option<String>) {
         if let State::Joined { silent, .. } = &mut *self.lock() {
             *silent = of_others;
+        }
+    }
+
+    /// A command found that a part of the index is gone. The next session may find another index of that name.
+    pub(crate) fn damaged(&self) {
+        if let State::Joined { is_damaged, .. } = &mut *self.lock() {
+            *is_damaged = true;
         }
     }
 
@@ -96,7 +107,9 @@ impl Health {
             State::Joined { session, .. } if is_silent(session) => {
                 Some(format!("the coordinator has been silent for {} ms", age_ns(session) / MILLISECOND))
             }
-            State::Joined { silent, .. } => silent.clone(),
+            State::Joined { silent: Some(why), .. } => Some(why.clone()),
+            State::Joined { is_damaged: true, .. } => Some(DAMAGED.to_owned()),
+            State::Joined { .. } => None,
         }
     }
 

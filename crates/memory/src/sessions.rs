@@ -197,7 +197,7 @@ impl SessionTable {
         let slot = match first.filter(|_| behind >= usize::from(kept_back)) {
             Some(slot) => slot,
             None if reaper => self.lost_reaper(now).ok_or(ControlError::SessionsFull { max })?,
-            None => return Err(ControlError::SessionsFull { max }),
+            None => return Err(ControlError::SessionsFull { max: max - kept_back }),
         };
         self.next_slot = (slot + 1) % max;
         layout::store(memory, superblock::NEXT_SLOT_AT, u64::from(self.next_slot));

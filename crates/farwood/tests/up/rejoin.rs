@@ -192,6 +192,14 @@ fn a_server_that_comes_back_empty_beside_another_is_spoken_of_plainly() {
     let lost = replies.iter().find(|reply| reply.starts_with("ERR a part of the index is damaged, or went"));
     assert!(lost.is_some(), "{replies:?}");
     assert!(!replies.iter().any(|reply| reply.contains("m1:")), "{replies:?}");
+    let (_, why) = health(&metrics);
+    assert!(why.contains("went with the memory of a server"), "{why}");
+    let info = client.say("INFO");
+    assert!(info.contains("health:a part of the index") && info.contains("# Memory"), "{info}");
+    farwood(&["drop", &url, "store"]);
+    farwood(&["create", &url, "store", "--engine", "sphinx"]);
+    wait_for("the new index", || gateway.client().say("SET k0 anew") == "OK");
+    assert!(is_healthy(&metrics), "{:?}", health(&metrics));
 }
 
 /// Two servers and a gateway that serves an index on them.

@@ -155,7 +155,12 @@ pub(crate) async fn execute<S: Store>(shard: Rc<Shard<S>>, spec: &'static Spec, 
         Command::Set if request.len() == 3 => strings::set_plainly(shard, request).await,
         _ => Box::pin(execute_other(shard, spec, request)).await,
     };
-    answer.unwrap_or_else(|refused| refused.of(spec, request.len()).into())
+    answer.unwrap_or_else(|refused| {
+        if refused.0 == DAMAGED {
+            shard.common.health.damaged();
+        }
+        refused.of(spec, request.len()).into()
+    })
 }
 
 /// Answers a command that needs the index while there is none.

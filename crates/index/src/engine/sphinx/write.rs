@@ -46,8 +46,8 @@ pub(super) type Decide<'a> = &'a dyn Fn(Option<&[u8]>) -> Decision<'a>;
 /// What became of a slot that was to be turned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Turned {
-    /// It was; the node has so many children now.
-    Done { children: usize },
+    /// It was; whether the node should take a smaller form now.
+    Done { is_too_large: bool },
     /// Somebody else did.
     Changed,
     /// The node is dead.
@@ -147,7 +147,9 @@ impl Tree {
             return Ok(refused);
         }
         let at = found.map_or(0, |(at, _)| at);
-        let children = image.count() + usize::from(from.is_empty()) - usize::from(to.is_empty());
+        // Children are counted in every slot: not where one more makes it only fuller.
+        let is_too_large =
+            !from.is_empty() && is_too_large(node.kind, image.count() - usize::from(to.is_empty()));
         let mut writes: SmallVec<[Write; 2]> = smallvec![word_at(node.addr, at, to.0)];
         if !image.head.is_linked {
             // Whoever linked it has not said so yet, or died before.
@@ -161,7 +163,7 @@ impl Tree {
         if let Some((class, addr)) = retire {
             self.retire(op, class, addr).await?;
         }
-        Ok(Turned::Done { children })
+        Ok(Turned::Done { is_too_large })
     }
 
     /// A new object on this server, or on another if there is no room.
@@ -443,8 +445,8 @@ impl Tree {
         let Some((last, Stop { node, step: Some(step), slot, .. })) = way.last() else { return Ok(false) };
         let retire = Some((self.shared.leaf_class(leaf.class), leaf.addr));
         match self.turn(change.op, *node, *step, (*slot, Slot::EMPTY), &mut [], retire).await? {
-            Turned::Done { children } => {
-                if is_too_large(node.kind, children) {
+            Turned::Done { is_too_large } => {
+                if is_too_large {
                     // The key is gone; that the node stays as large as it is is no failure.
                     let replaced = Box::pin(self.replace(change, way, last, None)).await;
                     if let Err(IndexError::Fenced) = replaced {

@@ -101,12 +101,12 @@ impl Tree {
         let retire = Some((self.shared.node_class(node.kind), node.addr));
         let turn = (parent.slot, to);
         match self.turn(change.op, parent.node, parent_step, turn, &mut rooms, retire).await? {
-            Turned::Done { children } => {
+            Turned::Done { is_too_large } => {
                 match new {
                     Some(new) => self.announce(change.op, stop.hash, new, Some(node)).await?,
                     None => self.forget(change.op, stop.hash, node).await?,
                 }
-                if is_too_large(parent.node.kind, children) {
+                if is_too_large {
                     // This one is replaced; that the parent stays as large as it is is no failure.
                     if let Err(IndexError::Fenced) = Box::pin(self.replace(change, way, at - 1, None)).await {
                         return Err(IndexError::Fenced);
