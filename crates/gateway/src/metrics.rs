@@ -71,15 +71,13 @@ fn answer(mut stream: &TcpStream, common: &Common) -> io::Result<()> {
             bytes => request.extend_from_slice(&part[..bytes]),
         }
     }
-    let (status, body) = if request.starts_with(b"GET /metrics ") {
-        ("200 OK", page(common))
-    } else if request.starts_with(b"GET /healthz ") {
-        match common.health.trouble() {
+    let (status, body) = match path(&request) {
+        b"/metrics" => ("200 OK", page(common)),
+        b"/healthz" => match common.health.trouble() {
             None => ("200 OK", "ok\n".to_owned()),
             Some(why) => ("503 Service Unavailable", why + "\n"),
-        }
-    } else {
-        ("404 Not Found", "there are /metrics and /healthz\n".to_owned())
+        },
+        _ => ("404 Not Found", "there are /metrics and /healthz\n".to_owned()),
     };
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
@@ -87,6 +85,12 @@ fn answer(mut stream: &TcpStream, common: &Common) -> io::Result<()> {
     );
     stream.write_all(head.as_bytes())?;
     stream.write_all(body.as_bytes())
+}
+
+/// What a GET asks for, without what it adds behind a question mark.
+fn path(request: &[u8]) -> &[u8] {
+    let target = request.strip_prefix(b"GET ").unwrap_or_default();
+    target.split(|byte| matches!(byte, b' ' | b'?' | b'\r')).next().unwrap_or_default()
 }
 
 /// The whole page.
@@ -190,5 +194,22 @@ impl Page {
             labels.iter().map(|(name, value)| format!("{name}=\"{}\"", quoted(value))).collect();
         let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
         let _ = writeln!(self.text, "farwood_{name}{labels} {value}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_stands_behind_a_path_is_ignored() {
+        for asked in
+            ["GET /metrics HTTP/1.1\r\n\r\n", "GET /metrics?x=1 HTTP/1.1\r\n\r\n", "GET /metrics\r\n\r\n"]
+        {
+            assert_eq!(path(asked.as_bytes()), b"/metrics", "{asked}");
+        }
+        for asked in ["GET /metrics/ HTTP/1.1\r\n", "POST /metrics HTTP/1.1\r\n", "GET ", ""] {
+            assert_ne!(path(asked.as_bytes()), b"/metrics", "{asked}");
+        }
     }
 }

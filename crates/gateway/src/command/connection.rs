@@ -5,6 +5,7 @@ use crate::clients::{Client, Seat};
 use crate::common::{Common, wall_clock};
 use crate::number;
 use crate::resp::{Protocol, Reply, Request};
+use std::borrow::Cow;
 use std::sync::atomic::Ordering;
 
 /// One client's side of the conversation.
@@ -14,6 +15,8 @@ pub(crate) struct Talk {
     pub(crate) protocol: Protocol,
     /// It still has to say the password.
     pub(crate) is_stranger: bool,
+    /// It has said MULTI: there are no transactions, so nothing is carried out until EXEC or DISCARD.
+    is_in_transaction: bool,
     /// It ends when all replies have been sent.
     pub(crate) is_over: bool,
 }
@@ -21,14 +24,62 @@ pub(crate) struct Talk {
 impl Talk {
     pub(crate) fn new(client: Seat, common: &Common) -> Self {
         let is_stranger = common.options.password.is_some();
-        Self { client, protocol: Protocol::default(), is_stranger, is_over: false }
+        Self { client, protocol: Protocol::default(), is_stranger, is_in_transaction: false, is_over: false }
     }
 
-    /// Whether a client that has not said the password may say this.
-    pub(crate) fn may(&self, command: Command) -> bool {
-        !self.is_stranger || matches!(command, Command::Auth | Command::Hello | Command::Quit)
+    /// Why the client may not say this now.
+    #[inline]
+    pub(crate) fn refusal(&self, command: Command) -> Option<Refused> {
+        if !self.is_stranger && !self.is_in_transaction {
+            return None;
+        }
+        match command {
+            Command::Quit => None,
+            Command::Auth | Command::Hello if self.is_stranger => None,
+            _ if self.is_stranger => Some(STRANGER),
+            _ => Some(NOT_QUEUED),
+        }
+    }
+
+    /// Answers what is no command here. `None`: the client is no client of Redis, and is hung up on.
+    pub(crate) fn answer_unknown(&mut self, request: &Request) -> Option<Answer> {
+        let name = request[0].to_ascii_lowercase();
+        let answer = match (name.as_slice(), self.is_in_transaction) {
+            // The beginning of HTTP: a web page makes somebody's browser send commands in the body of a request.
+            (b"post" | b"host:", _) => {
+                self.is_over = true;
+                return None;
+            }
+            _ if self.is_stranger => Err(STRANGER),
+            (b"multi" | b"exec" | b"discard", _) if request.len() > 1 => {
+                Err(Refused::arity(&String::from_utf8_lossy(&name)))
+            }
+            (b"multi", true) => Err(Refused::new("ERR MULTI calls can not be nested")),
+            (b"multi", false) => {
+                self.is_in_transaction = true;
+                Err(Refused::new(
+                    "ERR there are no transactions here; commands up to EXEC or DISCARD are not carried out",
+                ))
+            }
+            (b"exec", true) => {
+                self.is_in_transaction = false;
+                Err(Refused::new("EXECABORT Transaction discarded because of previous errors."))
+            }
+            (b"discard", true) => {
+                self.is_in_transaction = false;
+                Ok(Reply::Ok)
+            }
+            (b"exec", false) => Err(Refused::new("ERR EXEC without MULTI")),
+            (b"discard", false) => Err(Refused::new("ERR DISCARD without MULTI")),
+            _ => Err(unknown(request)),
+        };
+        Some(answer)
     }
 }
+
+const STRANGER: Refused = Refused(Cow::Borrowed("NOAUTH Authentication required."));
+const NOT_QUEUED: Refused =
+    Refused(Cow::Borrowed("ERR not carried out: there are no transactions here; say EXEC or DISCARD first"));
 
 /// Carries out a command that needs no index.
 pub(crate) fn execute(common: &Common, talk: &mut Talk, command: Command, request: &Request) -> Answer {

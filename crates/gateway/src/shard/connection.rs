@@ -20,7 +20,7 @@ use super::accept::Guest;
 use super::sockets::Socket;
 use crate::clients::Client;
 use crate::command::connection::{Talk, execute as execute_here};
-use crate::command::{Answer, Command, Keys, Refused, Spec, unknown};
+use crate::command::{Answer, Command, Keys, Refused, Spec};
 use crate::resp::parse::Parsed;
 use crate::resp::{Limits, Parser, ProtocolError, Reply, Request};
 use crate::stats::SAMPLED_ONE_IN;
@@ -249,15 +249,17 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
     async fn run(&mut self, request: Request, more: bool) {
         let shard = &self.shard;
         let Some((spec, number)) = shard.finder.find(&request[0]) else {
-            let refused = if self.talk.is_stranger { stranger() } else { unknown(&request) };
-            return self.answer(Err(refused)).await;
+            return match self.talk.answer_unknown(&request) {
+                Some(answer) => self.answer(answer).await,
+                None => self.settle(0).await,
+            };
         };
         self.talk.client.last_command.store(number, Ordering::Relaxed);
         let stats = &shard.stats.commands[number];
         stats.calls.add(1);
-        if !self.talk.may(spec.command) {
+        if let Some(refused) = self.talk.refusal(spec.command) {
             stats.errors.add(1);
-            return self.answer(Err(stranger())).await;
+            return self.answer(Err(refused)).await;
         }
         if !spec.takes(request.len()) {
             stats.errors.add(1);
@@ -388,10 +390,6 @@ fn next_width(width: usize, reply_bytes: usize) -> usize {
     let fitting =
         if reply_bytes <= WINDOW_BYTES / WIDTH { WIDTH } else { (WINDOW_BYTES / reply_bytes).max(1) };
     fitting.min(2 * width)
-}
-
-fn stranger() -> Refused {
-    Refused::new("NOAUTH Authentication required.")
 }
 
 /// Counts a command that has ended.

@@ -54,6 +54,56 @@ fn a_password_is_asked_for() {
     assert_eq!(stranger.try_read(), None);
 }
 
+/// A client that takes MULTI for granted sends its commands before it reads the answer.
+#[test]
+fn nothing_is_carried_out_between_multi_and_exec() {
+    let map = Map::default();
+    let gateway = start(&map, options());
+    let mut client = Client::to(gateway.address());
+    let error = |value: Value| match value {
+        Value::Error(text) => text,
+        other => panic!("{other:?}"),
+    };
+    client.send(b"MULTI\r\nSET a 1\r\nPING\r\nMULTI\r\nEXEC\r\nSET b 2\r\n");
+    assert!(error(client.read()).starts_with("ERR there are no transactions"));
+    for _ in 0..2 {
+        assert!(error(client.read()).starts_with("ERR not carried out"));
+    }
+    assert!(error(client.read()).contains("nested"));
+    assert!(
+        error(client.read()).starts_with("EXECABORT "),
+        "libraries take it for a transaction that was given up"
+    );
+    assert_eq!(client.read(), Value::Word("OK".into()));
+    assert_eq!(map.lock().keys().collect::<Vec<_>>(), [b"b"]);
+    client.send(b"MULTI\r\nDEL b\r\nDISCARD\r\nGET b\r\n");
+    assert!(error(client.read()).starts_with("ERR ") && error(client.read()).starts_with("ERR "));
+    assert_eq!(client.read(), Value::Word("OK".into()));
+    assert_eq!(client.read(), bytes("2"));
+    assert_eq!(error(client.say("EXEC")), "ERR EXEC without MULTI");
+    assert_eq!(error(client.say("DISCARD")), "ERR DISCARD without MULTI");
+    assert_eq!(client.say("PING"), Value::Word("PONG".into()), "no transaction has begun");
+}
+
+/// A web page can make somebody's browser send such requests to any port that the machine reaches.
+#[test]
+fn http_is_hung_up_on() {
+    let map = Map::default();
+    for options in [options(), Options { password: Some(b"open sesame".to_vec()), ..options() }] {
+        let gateway = start(&map, options);
+        for head in ["POST / HTTP/1.1\r\nHost: x\r\n\r\n", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", "hOST: x\r\n"]
+        {
+            let mut client = Client::to(gateway.address());
+            client.send(format!("{head}SET a 1\r\n").as_bytes());
+            // What came before, a GET with too many arguments for one, is answered.
+            while let Some(value) = client.try_read() {
+                assert!(matches!(value, Value::Error(_)), "{head}: {value:?}");
+            }
+        }
+    }
+    assert!(map.lock().is_empty());
+}
+
 #[test]
 fn nobody_listens_beyond_the_machine_without_a_password() {
     let listen = "0.0.0.0:0".parse().expect("an address");
