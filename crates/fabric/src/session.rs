@@ -34,9 +34,14 @@ use crate::marks;
 use crate::pins::{IDLE, PinSlot};
 use crate::transport::Cluster;
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 
+/// A server that has not answered for so long is silent.
+const SILENCE_NS: Nanos = 3 * SECOND;
 /// How many leases a session tries to settle what is unknown; and how long, if its lease never ends.
 const PATIENCE_LEASES: u64 = 4;
 const PATIENCE_NS: Nanos = 10 * SECOND;
@@ -81,7 +86,7 @@ struct Inner {
     heard: AtomicU64,
     unheard: AtomicBool,
     /// What the last look at the other servers met with.
-    silent: Mutex<Option<FabricError>>,
+    silent: Mutex<Option<ServerId>>,
     /// It could not settle what it left behind: see [`Session::condemn`].
     condemned: AtomicBool,
     /// Settlements under way.
@@ -324,9 +329,9 @@ impl Session {
         self.inner.unheard.load(Ordering::SeqCst)
     }
 
-    /// Why a server other than the coordinator cannot be reached, if the last look at them says so.
-    pub fn silent(&self) -> Option<FabricError> {
-        lock(&self.inner.silent).clone()
+    /// A server other than the coordinator that does not answer, if the last look at them says so.
+    pub fn silent(&self) -> Option<ServerId> {
+        *lock(&self.inner.silent)
     }
 
     /// Whether the session was closed from here.
@@ -475,11 +480,25 @@ impl Session {
         for server in self.others() {
             let probe =
                 Request::Heartbeat { oldest_pin: 0, flushed: 0, does_chores: false, is_waiting: false };
-            if let Err(error) = endpoint.op().control(server, &probe).await {
+            let op = endpoint.op();
+            let mut answer = pin!(op.control(server, &probe));
+            let mut limit = pin!(endpoint.sleep(SILENCE_NS));
+            let in_time = poll_fn(|context| match answer.as_mut().poll(context) {
+                Poll::Ready(answer) => Poll::Ready(Some(answer)),
+                Poll::Pending => limit.as_mut().poll(context).map(|()| None),
+            });
+            let answer = if let Some(answer) = in_time.await {
+                answer
+            } else {
+                // A call may take much longer to fail, and others ask meanwhile.
+                *lock(&self.inner.silent) = Some(server);
+                answer.await
+            };
+            if let Err(error) = answer {
                 // It looks who is calling before it looks what for.
                 if !matches!(error.control(), Some(ControlError::NotCoordinator { .. })) {
                     self.note_end(&error);
-                    silent = Some(error);
+                    silent = Some(server);
                     break;
                 }
             }

@@ -63,8 +63,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "MS", default_value_t = 10_000)]
     lease_ms: u32,
 
-    /// How many client sessions there can be at a time
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=60_000))]
+    /// How many client sessions there can be at a time; two of them, or one of less than 16, are kept for those who clean up after the dead
+    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u16).range(8..=60_000))]
     sessions: u16,
 
     /// Stop when standard input closes, too: for those who start servers that are to end with them

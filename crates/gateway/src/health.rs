@@ -4,8 +4,8 @@
 //! that is shorter, if no other server is silent, and if no command has found the index damaged. A process that runs and answers PING proves
 //! none of that.
 
-use farwood_fabric::Session;
 use farwood_fabric::clock::{MILLISECOND, Nanos, RealClock, SECOND};
+use farwood_fabric::{ServerId, Session};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -37,7 +37,7 @@ enum State {
     /// There is no session.
     Absent { why: String, remedy: Remedy },
     /// There is one; perhaps a server other than the coordinator does not answer, or a part of the index is gone.
-    Joined { session: Session, silent: Option<String>, is_damaged: bool },
+    Joined { session: Session, silent: Option<ServerId>, is_damaged: bool },
 }
 
 impl Default for Health {
@@ -71,7 +71,7 @@ impl Health {
     }
 
     /// A server does not answer, or all do again.
-    pub(crate) fn heard(&self, of_others: Option<String>) {
+    pub(crate) fn heard(&self, of_others: Option<ServerId>) {
         if let State::Joined { silent, .. } = &mut *self.lock() {
             *silent = of_others;
         }
@@ -107,7 +107,9 @@ impl Health {
             State::Joined { session, .. } if is_silent(session) => {
                 Some(format!("the coordinator has been silent for {} ms", age_ns(session) / MILLISECOND))
             }
-            State::Joined { silent: Some(why), .. } => Some(why.clone()),
+            State::Joined { silent: Some(server), .. } => Some(format!(
+                "memory server {server} does not answer; commands that need it wait, or are refused, until it does"
+            )),
             State::Joined { is_damaged: true, .. } => Some(DAMAGED.to_owned()),
             State::Joined { .. } => None,
         }

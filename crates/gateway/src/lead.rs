@@ -330,7 +330,7 @@ async fn watch(pool: Pool, endpoint: Endpoint, common: Arc<Common>, stop: Arc<St
             return stop.set();
         }
         endpoint.sleep(LOOK_NS).await;
-        common.health.heard(session.silent().map(|error| IndexError::from(error).to_string()));
+        common.health.heard(session.silent());
     }
 }
 

@@ -10,7 +10,7 @@ use farwood_index::IndexError;
 use farwood_index::client::Pending;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
 use std::ops::Bound;
@@ -124,16 +124,49 @@ impl Opened {
     }
 }
 
+/// Pairs that are being put, several at a time; those of one key one after the other, so that the last line of a key is what it holds.
+#[derive(Default)]
+struct UnderWay {
+    /// In the order of their lines: number, key and outcome.
+    pairs: VecDeque<(u64, Vec<u8>, Pending<()>)>,
+    keys: HashSet<Vec<u8>>,
+}
+
+impl UnderWay {
+    /// Waits until there is room for one more, and nothing of this key is under way.
+    fn make_way(&mut self, key: &[u8]) -> Result<(), String> {
+        while self.pairs.len() >= WIDTH || self.keys.contains(key) {
+            self.wait_for_first()?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, number: u64, key: Vec<u8>, pending: Pending<()>) {
+        self.keys.insert(key.clone());
+        self.pairs.push_back((number, key, pending));
+    }
+
+    fn wait_for_first(&mut self) -> Result<(), String> {
+        let Some((number, key, pending)) = self.pairs.pop_front() else { return Ok(()) };
+        self.keys.remove(&key);
+        pending.wait().map_err(|error: IndexError| format!("pair {number}: {}", plain(error)))
+    }
+
+    fn wait_for_all(mut self) -> Result<(), String> {
+        while !self.pairs.is_empty() {
+            self.wait_for_first()?;
+        }
+        Ok(())
+    }
+}
+
 pub(crate) fn load(Load { target, lines }: &Load) -> Result<ExitCode, String> {
     let opened = target.open("load")?;
     let input = Input::open(lines.file.as_deref());
     let named = lines.file.as_deref().unwrap_or(Path::new("standard input"));
     let mut input = BufReader::new(input.map_err(|error| cannot("read", named, &error))?);
     let mut progress = Progress::new();
-    let mut under_way: VecDeque<(u64, Pending<()>)> = VecDeque::new();
-    let wait = |(number, pending): (u64, Pending<()>)| {
-        pending.wait().map_err(|error: IndexError| format!("pair {number}: {}", plain(error)))
-    };
+    let mut under_way = UnderWay::default();
     for number in 1.. {
         let at = |why: String| format!("pair {number}: {why}");
         let line = match lines.format.read(&mut input, number == 1) {
@@ -151,12 +184,10 @@ pub(crate) fn load(Load { target, lines }: &Load) -> Result<ExitCode, String> {
             expires_at if opened.has_envelopes() => envelope::seal(&value, expires_at).into_owned(),
             _ => value,
         };
-        if under_way.len() == WIDTH {
-            under_way.pop_front().map_or(Ok(()), wait)?;
-        }
-        under_way.push_back((number, opened.index.put(key, stored)));
+        under_way.make_way(&key)?;
+        under_way.add(number, key.clone(), opened.index.put(key, stored));
     }
-    under_way.into_iter().try_for_each(wait)?;
+    under_way.wait_for_all()?;
     progress.finish("loaded", lines.json)
 }
 

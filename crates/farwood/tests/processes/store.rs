@@ -4,6 +4,9 @@ use super::parts::{TREES, cells};
 use super::world::{Over, Process, Servers, client, connect, farwood, nap};
 use farwood_fabric::{Executor, SessionOptions};
 use farwood_index::{AnyEngine, Client, Engine, IndexError, Pool};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::Stdio;
 use std::time::Duration;
 
 struct Shell {
@@ -29,6 +32,29 @@ impl Shell {
         let (said, code) = self.run(command, arguments);
         assert!(code == Some(2) && said.contains(why) && said.lines().count() == 1, "{said}");
     }
+}
+
+/// Pairs are put many at a time, and a key is there once: as the last line has it.
+#[test]
+fn the_last_line_of_a_key_is_what_a_load_leaves() {
+    const KEYS: u64 = 2_000;
+    let servers = Servers::start(&["--lease-ms", "2000"]);
+    let shell = Shell { url: servers.place(Over::Tcp) };
+    shell.expect("create", &["names", "--engine", "sphinx"], "", 0);
+    let scattered = |n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+    let lines: Vec<String> = (0..20_000).map(|n| format!("k{},{n}", scattered(n * n) % KEYS)).collect();
+    let mut load =
+        farwood().args(["load", &shell.url, "names"]).stdin(Stdio::piped()).spawn().expect("it runs");
+    let mut input = load.stdin.take().expect("piped");
+    input.write_all(lines.join("\n").as_bytes()).expect("it reads");
+    drop(input);
+    assert!(load.wait().expect("it ends").success());
+    let mut last: BTreeMap<&str, &str> = lines.iter().filter_map(|line| line.split_once(',')).collect();
+    let (said, _) = shell.run("scan", &["names", "--limit", "10000"]);
+    for (key, value) in said.lines().filter_map(|line| line.split_once('\t')) {
+        assert_eq!(last.remove(key), Some(value), "{key}");
+    }
+    assert!(last.is_empty(), "{last:?}");
 }
 
 #[test]

@@ -326,6 +326,22 @@ fn a_gateway_answers_pings_while_the_coordinator_is_silent() {
     assert_eq!(gateway.client().say("SET a 3"), "OK");
 }
 
+/// A server that stands still has hung up on nobody, and the coordinator hears from the gateway as ever.
+#[test]
+fn a_gateway_says_which_server_stands_still() {
+    let pair = Pair::start(Over::Shm, Memory::Lost);
+    let second = pair.servers[1].process.as_ref().expect("it runs");
+    second.signal(Signal::STOP);
+    wait_for("the gateway to say so", || {
+        health(&pair.metrics).1.contains("memory server m1 does not answer")
+    });
+    assert!(pair.gateway.client().say("INFO farwood").contains("health:memory server m1"));
+    second.signal(Signal::CONT);
+    wait_for("health", || is_healthy(&pair.metrics));
+    assert_eq!(pair.gateway.client().say("SET a 1"), "OK", "it has its session still");
+    assert_eq!(sessions(&pair.url).len(), 1);
+}
+
 /// A program that uses the library goes through a restart of its server.
 fn a_client_rejoins(over: Over, memory: Memory) {
     let mut server = Server::start(memory);

@@ -33,7 +33,7 @@ pub(super) async fn info<S: Store>(shard: &Shard<S>, request: &Request) -> Answe
     // left out, or what they said before.
     let mut may_ask = !shard.common.health.is_cut_off();
     if is_wanted("memory") && may_ask {
-        may_ask = matches!(at_most(shard.sleep(ASK_NS), shard.look_at_memory()).await, Some(Ok(_)));
+        may_ask = matches!(at_most(shard.sleep(ASK_NS), shard.look_at_memory()).await, Some(Ok(())));
     }
     // A client finds its own commands counted; what other threads say is a moment old.
     shard.publish_costs();

@@ -198,6 +198,10 @@ impl<S: Store> Shard<S> {
     /// Operations for one task, until the result is dropped.
     #[inline]
     pub(crate) fn handle(&self) -> Result<Lent<'_, S>, IndexError> {
+        if self.joined.as_ref().is_some_and(|joined| joined.pool.session().is_lost()) {
+            // Nothing begins that could not be known to have happened.
+            return Err(IndexError::Closed);
+        }
         let spare = self.handles.borrow_mut().pop();
         let handle = match (spare, &self.joined) {
             (Some(handle), _) => handle,
