@@ -65,7 +65,12 @@ fn as_text(found: &[(String, String)], out: &mut Vec<u8>) -> io::Result<()> {
         get("farwood.engine"),
         get("server.uptime_in_seconds"),
         get("clients.connected_clients"),
-        get("keyspace.db0").split(['=', ',']).nth(1).unwrap_or("0"),
+        // A gateway in trouble may not be able to count them.
+        get("keyspace.db0").split(['=', ',']).nth(1).unwrap_or(if get("farwood.health") == "ok" {
+            "0"
+        } else {
+            "?"
+        }),
     )?;
     writeln!(
         out,
