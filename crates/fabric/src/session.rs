@@ -85,7 +85,7 @@ struct Inner {
     /// When the last heartbeat was acknowledged, and whether one has failed since.
     heard: AtomicU64,
     unheard: AtomicBool,
-    /// What the last look at the other servers met with.
+    /// The server that did not answer when the others were last looked at.
     silent: Mutex<Option<ServerId>>,
     /// It could not settle what it left behind: see [`Session::condemn`].
     condemned: AtomicBool,

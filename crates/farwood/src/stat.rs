@@ -58,6 +58,9 @@ fn as_json(found: Vec<(String, String)>) -> Value {
 /// What people want to know: not everything, and in columns.
 fn as_text(found: &[(String, String)], out: &mut Vec<u8>) -> io::Result<()> {
     let get = |name: &str| found.iter().find(|(found, _)| found == name).map_or("-", |(_, value)| value);
+    // A gateway in trouble may not be able to count them.
+    let uncounted = if get("farwood.health") == "ok" { "0" } else { "?" };
+    let keys = get("keyspace.db0").split(['=', ',']).nth(1).unwrap_or(uncounted);
     writeln!(
         out,
         "index '{}' ({}), up {} s, {} clients, {} keys",
@@ -65,12 +68,7 @@ fn as_text(found: &[(String, String)], out: &mut Vec<u8>) -> io::Result<()> {
         get("farwood.engine"),
         get("server.uptime_in_seconds"),
         get("clients.connected_clients"),
-        // A gateway in trouble may not be able to count them.
-        get("keyspace.db0").split(['=', ',']).nth(1).unwrap_or(if get("farwood.health") == "ok" {
-            "0"
-        } else {
-            "?"
-        }),
+        keys,
     )?;
     writeln!(
         out,

@@ -63,7 +63,7 @@ const UNKNOWN: &str = "ERR the command may or may not have happened; read before
 const DROPPED: &str = "LOADING the index was dropped; the gateway serves it again when it is created anew";
 const BUSY: &str =
     "ERR others held what the command needs for too long; it was not carried out, try again later";
-const DAMAGED: &str = "ERR a part of the index is damaged, or went with the memory of a server; `farwood check` says more, or drop the \
+pub(crate) const DAMAGED: &str = "ERR a part of the index is damaged, or went with the memory of a server; `farwood check` says more, or drop the \
                        index and create it anew";
 const FAILED: &str = "ERR the command failed; the gateway's log says why";
 const OUT_OF_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
