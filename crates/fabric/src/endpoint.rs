@@ -8,7 +8,7 @@ use crate::addr::{GlobalAddr, ServerId, SessionId};
 use crate::buf::{Buf, BufPool};
 use crate::call::{Call, CallError, CallId, Seen, Target};
 use crate::caps::Capabilities;
-use crate::clock::Nanos;
+use crate::clock::{MILLISECOND, Nanos};
 use crate::company::Company;
 use crate::control::{ControlError, Reply, Request};
 use crate::doubt::Doubts;
@@ -39,6 +39,8 @@ use std::task::{Context, Poll, Waker};
 const CALL_ATTEMPTS: u32 = 10;
 /// A task that never has to wait lets others run after so many batches.
 const BATCHES_PER_TURN: u32 = 128;
+/// How long an operation keeps its pin while it waits for its turn.
+const TURN_NS: Nanos = 5 * MILLISECOND;
 /// In an immediate world of the simulator, after fewer than so many.
 const MAX_SIMULATED_TURN: u64 = 6;
 
@@ -555,6 +557,24 @@ impl Op {
             }
             company.step_aside().await;
         }
+    }
+
+    /// Waits for its turn, if it is one of several that take effect in order ([`crate::pipeline`]): whoever is about to change something
+    /// calls this before it takes a lock. `false`: it waited in vain for a moment. Then the operation has to end, since its pin may be
+    /// what those before it wait for, and another one begins when [`Company::turn`] says so.
+    #[inline]
+    pub async fn turn(&self) -> bool {
+        let company = &self.endpoint.inner.company;
+        if company.has_turn() {
+            return true;
+        }
+        let end = self.endpoint.now().saturating_add(TURN_NS);
+        std::future::poll_fn(|_| match company.has_turn() {
+            true => Poll::Ready(true),
+            false if self.endpoint.now() > end => Poll::Ready(false),
+            false => Poll::Pending,
+        })
+        .await
     }
 
     /// READ of one aligned word.

@@ -15,6 +15,7 @@
 //! | [`server`], [`status`] | what a transport and a memory server's logic need of each other, and what they say of themselves |
 //! | [`transport`] | the contract, the conformance suite, `local`, `sim` |
 //! | [`exec`], [`clock`], [`marks`], [`work`] | tasks, time, coverage marks, computation that the simulator charges for |
+//! | [`company`], [`pipeline`] | operations that one task polls together: they make way for each other, and take effect in order |
 //! | [`mem`], [`pages`] | the audited copies of memory that others race on; how the system backs it |
 
 pub mod addr;
@@ -33,6 +34,7 @@ pub mod marks;
 pub mod mem;
 pub mod pages;
 mod pins;
+pub mod pipeline;
 pub mod procedure;
 pub mod region;
 pub mod server;

@@ -11,7 +11,6 @@
 //! | [`envelope`] | what is kept with a value: when it expires |
 //! | [`ask`] | asking a gateway how it does |
 //! | [`store`] | where keys and values are: an index by name |
-//! | `together` | futures under way together whose results keep their order |
 //! | `stats`, `metrics`, `clients`, `cursors`, `common` | what is counted and shown; what threads share |
 //!
 //! Threads own an endpoint and carry out commands inline (the executor's `Source` brings sockets and far memory together), so a
@@ -37,7 +36,7 @@ mod resp;
 mod shard;
 mod stats;
 pub mod store;
-mod together;
+
 
 pub use gateway::Gateway;
 pub use options::{Options, StartError};

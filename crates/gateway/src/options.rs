@@ -25,6 +25,8 @@ pub struct Options {
     pub idle_seconds: u64,
     /// How long a client may leave its replies unread before it is disconnected, in seconds.
     pub unread_seconds: u64,
+    /// Whether the commands of a connection take effect in their order; otherwise only those about the same key do.
+    pub keeps_order: bool,
     /// The longest request.
     pub max_request_bytes: usize,
     /// The longest reply.
@@ -63,6 +65,7 @@ impl Options {
             max_clients: 10_000,
             idle_seconds: 0,
             unread_seconds: 60,
+            keeps_order: true,
             max_request_bytes: 64 << 20,
             max_reply_bytes: 256 << 20,
         }

@@ -20,7 +20,7 @@ pub async fn run_all<F: Future>(company: &Company, futures: Vec<F>) -> Vec<F::Ou
             let mut any_aside = false;
             for (place, output) in running.iter_mut().zip(&mut outputs) {
                 let Some(future) = place else { continue };
-                let (polled, is_aside) = company.poll(left > 1, || future.as_mut().poll(context));
+                let (polled, is_aside) = company.poll(left > 1, true, || future.as_mut().poll(context));
                 if is_aside {
                     marks::hit("stepped_aside");
                     any_aside = true;

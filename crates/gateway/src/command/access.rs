@@ -3,14 +3,17 @@
 //! A change is a READ, a decision and a compare-and-swap, again until nobody came between, so that every command on one key is one
 //! step for all clients of all gateways. A value that has expired counts as absent, and whoever meets one removes it, if it is
 //! still the same.
+//!
+//! A change takes effect after the commands before it on its connection ([`Company::turn`](farwood_fabric::Company::turn)). One that
+//! finds nothing to change has looked when it was its turn.
 
 use super::Refused;
 use crate::common::wall_clock_ms;
 use crate::envelope::{self, Millis, Opened};
 use crate::shard::Shard;
 use crate::store::Store;
-use crate::together::run_all;
 use farwood_fabric::clock::MICROSECOND;
+use farwood_fabric::pipeline::run_all;
 use farwood_index::{KeyValue, OrderedIndex};
 use std::ops::Bound;
 
@@ -92,6 +95,7 @@ impl<S: Store> Shard<S> {
     ) -> Result<T, Refused> {
         let handle = self.handle()?;
         for attempt in 0..MAX_ATTEMPTS {
+            let is_early = !self.company.has_turn();
             let stored = handle.get(key).await?;
             let opened = stored.as_deref().map(envelope::open);
             let has_expired = opened
@@ -99,9 +103,17 @@ impl<S: Store> Shard<S> {
             let held = stored.zip(opened).map(|(stored, opened)| Held { stored, opened });
             let (change, said) = decide(held.as_ref().filter(|_| !has_expired))?;
             let expected = held.as_ref().map(|held| held.stored.as_slice());
+            let is_nothing = match change {
+                Change::Keep => !has_expired,
+                Change::Remove => expected.is_none(),
+                Change::Store(_) => false,
+            };
+            if is_nothing && is_early {
+                self.company.turn().await;
+                continue;
+            }
             let new = match (&change, expected) {
-                (Change::Keep, _) if !has_expired => return Ok(said),
-                (Change::Remove, None) => return Ok(said),
+                _ if is_nothing => return Ok(said),
                 (Change::Keep | Change::Remove, _) => None,
                 (Change::Store(new), _) => Some(new.as_slice()),
             };

@@ -1,8 +1,10 @@
 //! One client: reads requests, has them carried out, writes replies.
 //!
 //! 1. Read what has come, at most a chunk.
-//! 2. Start the commands in it. Those about different keys are under way together; one waits for those before it that are about the
-//!    same key, and one about several keys, or none, for all. Replies keep the order of the commands.
+//! 2. Start the commands in it, several at a time. Writes find their way down together, and take effect in the order of the commands, each
+//!    after all before it ([`Order::InTurn`]). Reads next to each other are under way together; one begins when the writes before it have
+//!    ended. A command waits for those before it that are about the same key, and one about several keys, or none, for all. Replies keep
+//!    the order of the commands. (With `--pipeline-order keys` only commands about the same key keep their order.)
 //! 3. When all have ended, write the replies, and wait until the client has taken them.
 //!
 //! **A command that has begun comes to its end, whatever the client's socket does.** It may hold a lock or pin an epoch of the whole pool.
@@ -25,8 +27,8 @@ use crate::resp::parse::Parsed;
 use crate::resp::{Limits, Parser, ProtocolError, Reply, Request};
 use crate::stats::SAMPLED_ONE_IN;
 use crate::store::Store;
-use crate::together::{Boxes, Together};
 use farwood_fabric::clock::Nanos;
+use farwood_fabric::pipeline::{Boxes, Order, Pipeline};
 use rustc_hash::FxHasher;
 use rustix::buffer::spare_capacity;
 use std::hash::Hasher;
@@ -63,6 +65,7 @@ enum Parting {
 struct Tag {
     /// Its key's hash; none, if it is about several keys, or all.
     key: Option<u64>,
+    writes: bool,
     number: usize,
     started: Option<Nanos>,
 }
@@ -79,7 +82,7 @@ pub(super) struct Connection<S: Store, F: Future<Output = Reply>> {
     written: usize,
     /// The moment in which it last said something.
     active_in: u32,
-    under_way: Together<F, Tag>,
+    under_way: Pipeline<F, Tag>,
     /// How many may be under way together: twice as many after every reply, as far as replies like it fit into [`WINDOW_BYTES`].
     width: usize,
     execute: Execute<S, F>,
@@ -103,7 +106,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
             output,
             written: 0,
             active_in: 0,
-            under_way: Together::new(boxes),
+            under_way: Pipeline::new(boxes),
             width: 1,
             execute,
         }
@@ -282,14 +285,16 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
             .then(|| hash(&request[1]));
         let started = shard.is_sampled().then(|| shard.common.now());
         if self.under_way.len() > 0 {
-            self.make_way(key).await;
+            self.make_way(key, spec.writes).await;
         }
         let (execute, shard) = (self.execute, &self.shard);
         let under_way = &mut self.under_way;
-        let mut given = Some((request, Tag { key, number, started }));
+        let order =
+            if spec.writes && shard.common.options.keeps_order { Order::InTurn } else { Order::Free };
+        let mut given = Some((request, Tag { key, writes: spec.writes, number, started }));
         let ended = std::future::poll_fn(|context| {
             let started = given.take().and_then(|(request, tag)| {
-                under_way.start(|| execute(Rc::clone(shard), spec, request), tag, more, context)
+                under_way.start(|| execute(Rc::clone(shard), spec, request), (tag, order), more, context)
             });
             Poll::Ready(started)
         })
@@ -313,8 +318,11 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
     }
 
     /// Waits until a command about this key may start.
-    async fn make_way(&mut self, key: Option<u64>) {
-        let is_in_the_way = |tag: &Tag| tag.key.is_none() || key.is_none() || tag.key == key;
+    async fn make_way(&mut self, key: Option<u64>, writes: bool) {
+        let keeps_order = self.shard.common.options.keeps_order;
+        let is_in_the_way = |tag: &Tag| {
+            tag.key.is_none() || key.is_none() || tag.key == key || (keeps_order && tag.writes && !writes)
+        };
         loop {
             let must_wait = self.under_way.running().any(is_in_the_way);
             match (must_wait, self.under_way.len()) {

@@ -27,7 +27,9 @@ mod journal;
 mod limbo;
 mod room;
 
+use super::locks::TURN;
 use super::surely;
+use crate::api::IndexError;
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos};
 use farwood_fabric::control::{ControlError, IndexId, MAIN_BASE, ObjectChunk, Reply, Request};
 use farwood_fabric::session::RetireStamp;
@@ -75,18 +77,16 @@ const MAX_ROOM_WAITS: u32 = 8;
 const MAX_LEAVING_WAITS: u32 = 40;
 const LONGEST_LEAVING_WAIT_NS: Nanos = 50 * MILLISECOND;
 
-/// Awaits an operation on a tree, and again if the pool was full of what comes free in a moment ([`Heap::make_room`]). A macro, since the
-/// future of an operation is large: a closure would move it, and a function around it takes 2% of a put.
+/// Awaits an operation on a tree, and again if what it lacked comes in a moment ([`Heap::come_again`]). A macro, since the future of an
+/// operation is large: a closure would move it, and a function around it takes 2% of a put.
 macro_rules! when_there_is_room {
     ($tree:expr, $operation:expr) => {{
         let mut waits = 0;
         loop {
             let done = $operation.await;
-            if !matches!(done, Err($crate::IndexError::PoolFull(_))) {
-                break done;
-            }
+            let Err(error) = &done else { break done };
             // Boxed: it is rare, and the future of every operation would be as large.
-            if !Box::pin($tree.shared.pool.heap().make_room(&$tree.endpoint, &mut waits)).await? {
+            if !Box::pin($tree.shared.pool.heap().come_again(&$tree.endpoint, error, &mut waits)).await? {
                 break done;
             }
         }
@@ -347,9 +347,28 @@ impl Heap {
         }
     }
 
+    /// Waits for what an operation, which has ended, did not have: memory that its session has retired, or its turn in a pipeline. Whether it
+    /// should begin anew.
+    pub(crate) async fn come_again(
+        &self,
+        endpoint: &Endpoint,
+        error: &IndexError,
+        waits: &mut u32,
+    ) -> Result<bool, FabricError> {
+        match error {
+            IndexError::PoolFull(_) => self.make_room(endpoint, waits).await,
+            IndexError::Contended { what: TURN, .. } => {
+                marks::hit("turn_awaited");
+                endpoint.company().turn().await;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
     /// After an operation that found the pool full and has ended, since a pin holds the epochs up: waits until what the session has retired
     /// by now is free, a bounded time and so many times. Whether anything came free meanwhile, and the operation may be tried again.
-    pub(crate) async fn make_room(&self, endpoint: &Endpoint, waits: &mut u32) -> Result<bool, FabricError> {
+    async fn make_room(&self, endpoint: &Endpoint, waits: &mut u32) -> Result<bool, FabricError> {
         if *waits == MAX_ROOM_WAITS {
             return Ok(false);
         }

@@ -3,6 +3,8 @@
 //! A node's lock is on the node's server, found by a hash of its address; several nodes may share one. By default a lock is
 //! a word of its own ([`LockWord`]); as an ablation four 16-bit locks share a word, as in the paper.
 //!
+//! 0. **In order**: an operation of a pipeline waits until those before it have ended ([`Op::turn`]). All that engines change, they change
+//!    under a lock, so effects come in that order.
 //! 1. **Acquire**: wait for one's turn in the local queue; if the lock comes by handover, that is all. Else CAS the lock from 0 until
 //!    it is ours, with the READ of the node behind it in the same batch (`lock_and_read`). A failed CAS changes nothing.
 //! 2. **Release**: the write-back and, behind it in the same batch, the WRITE of 0 (`combine`). Locks that share a word are
@@ -45,6 +47,8 @@ const SPINS: u32 = 2_000;
 const WAIT_NS: Nanos = 2_000;
 /// How often a batch is repeated through lost completions.
 const MAX_LOST: u32 = 64;
+/// What an operation lacks that is to take effect after others, which take long.
+pub(crate) const TURN: &str = "its turn";
 /// The word of a lock that nobody holds.
 const FREE: &[u8] = &[0; 8];
 /// Locks in a word, if they share one.
@@ -246,6 +250,9 @@ impl Locks {
         (at, read): (LockAt, Option<(GlobalAddr, usize)>),
         recover: impl AsyncFn(&Op, SessionId) -> Result<(), IndexError>,
     ) -> Result<(Held, Option<Buf>), IndexError> {
+        if !op.turn().await {
+            return Err(IndexError::Contended { what: TURN, attempts: 0 });
+        }
         let endpoint = op.endpoint();
         let mut held = Held::nothing(self, endpoint, at);
         if self.manner.hierarchical {

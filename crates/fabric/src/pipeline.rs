@@ -1,11 +1,14 @@
-//! Futures that are under way together, and whose results come out in the order in which they went in: the commands of a
-//! pipeline, the keys of an MGET.
+//! A pipeline: operations that one task polls together, and whose results come out in the order in which they went in. The commands
+//! of a client, the keys of an MGET.
 //!
 //! On transports where the thread carries out verbs itself, futures wait for nothing but memory, for which they make way for each other
 //! ([`Company`]); alone, a future is ready as soon as it is first polled. It costs no allocation, since the boxes that futures run in are
 //! used again.
+//!
+//! **Order.** What is started [`Order::InTurn`] takes effect after everything before it has ended. It is polled from the start, so it
+//! finds its way down beside the others; before it takes its first lock it waits for its turn ([`Op::turn`](crate::Op::turn)).
 
-use farwood_fabric::Company;
+use crate::company::Company;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,7 +19,7 @@ use std::task::{Context, Poll};
 type Place<F> = Pin<Box<Option<F>>>;
 
 /// Boxes for futures, which those of one thread share.
-pub(crate) struct Boxes<F> {
+pub struct Boxes<F> {
     spare: Rc<RefCell<Vec<Place<F>>>>,
     company: Company,
 }
@@ -28,7 +31,7 @@ const MAX_TURNS: u32 = 64;
 
 impl<F> Boxes<F> {
     /// Boxes for futures on the endpoint with this company.
-    pub(crate) fn new(company: &Company) -> Self {
+    pub fn new(company: &Company) -> Self {
         Self { spare: Rc::default(), company: company.clone() }
     }
 
@@ -64,16 +67,28 @@ fn made<F>(make: impl FnOnce() -> F) -> Option<F> {
     Some(make())
 }
 
+/// When an operation may take effect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// At any time.
+    Free,
+    /// When all that was started before it has ended.
+    InTurn,
+}
+
 /// Futures under way, each with a tag that says what it is.
-pub(crate) struct Together<F: Future, T> {
+pub struct Pipeline<F: Future, T> {
     boxes: Boxes<F>,
     entries: VecDeque<Entry<F, T>>,
+    /// Those that have not ended.
+    running: usize,
     /// One has stepped aside and is to be polled again, though nobody will wake it.
     any_aside: bool,
 }
 
 struct Entry<F: Future, T> {
     state: State<F>,
+    order: Order,
     tag: T,
 }
 
@@ -82,36 +97,44 @@ enum State<F: Future> {
     Ended(F::Output),
 }
 
-impl<F: Future, T> Together<F, T> {
-    pub(crate) fn new(boxes: Boxes<F>) -> Self {
-        Self { boxes, entries: VecDeque::new(), any_aside: false }
+impl<F: Future, T> Pipeline<F, T> {
+    /// An empty pipeline.
+    pub fn new(boxes: Boxes<F>) -> Self {
+        Self { boxes, entries: VecDeque::new(), running: 0, any_aside: false }
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// How many there are whose results have not come out.
+    pub fn len(&self) -> usize {
         self.entries.len()
     }
 
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
     /// The tags of those that have not ended.
-    pub(crate) fn running(&self) -> impl Iterator<Item = &T> {
+    pub fn running(&self) -> impl Iterator<Item = &T> {
         self.entries.iter().filter(|entry| matches!(entry.state, State::Running(_))).map(|entry| &entry.tag)
     }
 
     /// Starts a future: it is polled once, and may make way for others if there are any, or `more` to come; so
-    /// [`Together::advance`] has to be called before anything is waited for. If it has ended by that and nothing is in front of it, its
+    /// [`Pipeline::advance`] has to be called before anything is waited for. If it has ended by that and nothing is in front of it, its
     /// output is here at once. It is made where it runs, since futures of engines are kilobytes long and would be copied at every step
     /// on the way.
     #[inline]
-    pub(crate) fn start(
+    pub fn start(
         &mut self,
         make: impl FnOnce() -> F,
-        tag: T,
+        (tag, order): (T, Order),
         more: bool,
         context: &mut Context<'_>,
     ) -> Option<(F::Output, T)> {
         let mut place = self.boxes.take();
         place.as_mut().set(made(make));
         let has_others = more || !self.entries.is_empty();
-        let (polled, is_aside) = self.boxes.company.poll(has_others, || poll(&mut place, context));
+        let has_turn = order == Order::Free || self.running == 0;
+        let (polled, is_aside) = self.boxes.company.poll(has_others, has_turn, || poll(&mut place, context));
         self.any_aside |= is_aside;
         match polled {
             Poll::Ready(output) => {
@@ -119,15 +142,18 @@ impl<F: Future, T> Together<F, T> {
                 if self.entries.is_empty() {
                     return Some((output, tag));
                 }
-                self.entries.push_back(Entry { state: State::Ended(output), tag });
+                self.entries.push_back(Entry { state: State::Ended(output), order, tag });
             }
-            Poll::Pending => self.entries.push_back(Entry { state: State::Running(place), tag }),
+            Poll::Pending => {
+                self.running += 1;
+                self.entries.push_back(Entry { state: State::Running(place), order, tag });
+            }
         }
         None
     }
 
     /// Polls all, again while they step aside for each other, and calls `ended` for those in front that have ended.
-    pub(crate) fn advance(&mut self, context: &mut Context<'_>, mut ended: impl FnMut(F::Output, T)) {
+    pub fn advance(&mut self, context: &mut Context<'_>, mut ended: impl FnMut(F::Output, T)) {
         for _ in 0..MAX_TURNS {
             self.poll_all(context);
             if !self.any_aside {
@@ -138,28 +164,37 @@ impl<F: Future, T> Together<F, T> {
             context.waker().wake_by_ref();
         }
         while self.entries.front().is_some_and(|entry| matches!(entry.state, State::Ended(_))) {
-            if let Some(Entry { state: State::Ended(output), tag }) = self.entries.pop_front() {
+            if let Some(Entry { state: State::Ended(output), tag, .. }) = self.entries.pop_front() {
                 ended(output, tag);
             }
         }
     }
 
-    /// Polls all, once.
+    /// Polls all, once, in order: one that ends leaves the next one its turn.
     fn poll_all(&mut self, context: &mut Context<'_>) {
-        let (entries, boxes) = (&mut self.entries, &self.boxes);
-        let mut running = entries.iter().filter(|entry| matches!(entry.state, State::Running(_))).count();
+        let (entries, boxes, running) = (&mut self.entries, &self.boxes, &mut self.running);
         self.any_aside = false;
+        let mut is_first = true;
         for entry in entries {
             let State::Running(place) = &mut entry.state else { continue };
-            let (polled, is_aside) = boxes.company.poll(running > 1, || poll(place, context));
+            let has_turn = is_first || entry.order == Order::Free;
+            let (polled, is_aside) = boxes.company.poll(*running > 1, has_turn, || poll(place, context));
             self.any_aside |= is_aside;
             if let Poll::Ready(output) = polled {
-                running -= 1;
+                *running -= 1;
                 if let State::Running(place) = std::mem::replace(&mut entry.state, State::Ended(output)) {
                     boxes.give_back(place);
                 }
+            } else {
+                is_first = false;
             }
         }
+    }
+}
+
+impl<F: Future, T> fmt::Debug for Pipeline<F, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pipeline({} of {} running)", self.running, self.entries.len())
     }
 }
 
@@ -174,14 +209,14 @@ fn poll<F: Future>(place: &mut Place<F>, context: &mut Context<'_>) -> Poll<F::O
 
 /// Runs futures, up to `width` of them at a time, and calls `ended` with their outputs, in order. It ends early when `ended` says
 /// what went wrong, after those under way have ended.
-pub(crate) async fn run_all<F: Future, E>(
+pub async fn run_all<F: Future, E>(
     company: &Company,
     futures: impl IntoIterator<Item = F>,
     width: usize,
     mut ended: impl FnMut(F::Output) -> Result<(), E>,
 ) -> Result<(), E> {
     let mut futures = futures.into_iter();
-    let mut together = Together::new(Boxes::new(company));
+    let mut pipeline = Pipeline::new(Boxes::new(company));
     let mut failed = None;
     let mut is_through = false;
     std::future::poll_fn(|context| {
@@ -191,11 +226,11 @@ pub(crate) async fn run_all<F: Future, E>(
                     failed.get_or_insert(error);
                 }
             };
-            together.advance(context, |output, ()| note(output));
-            while !is_through && together.len() < width {
+            pipeline.advance(context, |output, ()| note(output));
+            while !is_through && pipeline.len() < width {
                 match futures.next() {
                     Some(future) => {
-                        if let Some((output, ())) = together.start(|| future, (), true, context) {
+                        if let Some((output, ())) = pipeline.start(|| future, ((), Order::Free), true, context) {
                             note(output);
                         }
                     }
@@ -203,11 +238,11 @@ pub(crate) async fn run_all<F: Future, E>(
                 }
             }
             is_through |= failed.is_some();
-            if together.len() == 0 && is_through {
+            if pipeline.len() == 0 && is_through {
                 return Poll::Ready(());
             }
             // Those in front may have ended while the last ones were started.
-            if !together.any_aside && (is_through || together.running().next().is_some()) {
+            if !pipeline.any_aside && (is_through || pipeline.running().next().is_some()) {
                 return Poll::Pending;
             }
         }
@@ -219,7 +254,7 @@ pub(crate) async fn run_all<F: Future, E>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farwood_fabric::Executor;
+    use crate::Executor;
     use std::cell::Cell;
 
     /// Ends after a number of polls.
