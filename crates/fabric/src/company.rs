@@ -101,7 +101,8 @@ mod tests {
         assert_eq!(company.poll(true, true, || first.as_mut().poll(&mut context)), (Poll::Ready(()), false));
         // One that takes turns itself, inside one that does not.
         let mut inner = pin!(company.step_aside());
-        let outer = company.poll(false, true, || company.poll(true, true, || inner.as_mut().poll(&mut context)));
+        let outer =
+            company.poll(false, true, || company.poll(true, true, || inner.as_mut().poll(&mut context)));
         assert_eq!(outer, ((Poll::Pending, true), false));
         assert!(!company.has_others());
     }
@@ -112,9 +113,8 @@ mod tests {
         let mut context = Context::from_waker(Waker::noop());
         let mut turn = pin!(company.turn());
         let mut poll = |has_turn, has_own| {
-            let (inner, _) = company.poll(true, has_turn, || {
-                company.poll(false, has_own, || turn.as_mut().poll(&mut context)).0
-            });
+            let (inner, _) = company
+                .poll(true, has_turn, || company.poll(false, has_own, || turn.as_mut().poll(&mut context)).0);
             inner
         };
         assert_eq!((poll(false, true), poll(true, false)), (Poll::Pending, Poll::Pending));

@@ -230,7 +230,9 @@ pub async fn run_all<F: Future, E>(
             while !is_through && pipeline.len() < width {
                 match futures.next() {
                     Some(future) => {
-                        if let Some((output, ())) = pipeline.start(|| future, ((), Order::Free), true, context) {
+                        if let Some((output, ())) =
+                            pipeline.start(|| future, ((), Order::Free), true, context)
+                        {
                             note(output);
                         }
                     }

@@ -37,7 +37,6 @@ mod shard;
 mod stats;
 pub mod store;
 
-
 pub use gateway::Gateway;
 pub use options::{Options, StartError};
 pub use store::{Backing, NamedIndex, Store};

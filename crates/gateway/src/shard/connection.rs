@@ -289,8 +289,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
         }
         let (execute, shard) = (self.execute, &self.shard);
         let under_way = &mut self.under_way;
-        let order =
-            if spec.writes && shard.common.options.keeps_order { Order::InTurn } else { Order::Free };
+        let order = if spec.writes && shard.common.options.keeps_order { Order::InTurn } else { Order::Free };
         let mut given = Some((request, Tag { key, writes: spec.writes, number, started }));
         let ended = std::future::poll_fn(|context| {
             let started = given.take().and_then(|(request, tag)| {
