@@ -212,7 +212,7 @@ fn a_full_pool_does_not_make_a_pipeline_wait_for_itself() {
     let mut awaited = 0;
     for seed in 0..20 {
         let world =
-            World { seed, order: Order::InTurn, is_immediate: false, chunks: 14, value_bytes: (1100, 1400) };
+            World { seed, order: Order::InTurn, is_immediate: false, chunks: 16, value_bytes: (1100, 1400) };
         run(&sphinx(), world).expect("there is room");
         awaited += marks::count("turn_awaited");
     }
