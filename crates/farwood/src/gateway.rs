@@ -72,6 +72,15 @@ pub(crate) struct Front {
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     unread_timeout: u64,
 
+    /// How much memory clients may take, all together: requests half sent, replies unread; who stands still, and has most, is
+    /// disconnected first
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    client_memory: Size,
+
+    /// What keeps its order in a pipeline: all commands, as in Redis, or only those about the same key, which is faster over a network
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t = PipelineOrder::Commands)]
+    pipeline_order: PipelineOrder,
+
     /// The longest request
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     max_request: Size,
@@ -79,6 +88,13 @@ pub(crate) struct Front {
     /// The longest reply
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     max_reply: Size,
+}
+
+/// What keeps its order in a pipeline.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum, Debug)]
+enum PipelineOrder {
+    Commands,
+    Keys,
 }
 
 impl Front {
@@ -95,6 +111,8 @@ impl Front {
             max_clients: self.max_clients,
             idle_seconds: self.idle_timeout,
             unread_seconds: self.unread_timeout,
+            keeps_order: self.pipeline_order == PipelineOrder::Commands,
+            client_memory_bytes: self.client_memory.0,
             max_request_bytes: index(self.max_request.0),
             max_reply_bytes: index(self.max_reply.0),
             ..Options::new(self.listen, name)

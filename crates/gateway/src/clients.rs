@@ -1,10 +1,11 @@
-//! Who is connected: what CLIENT LIST shows, and how many there may be.
+//! Who is connected: what CLIENT LIST shows, how many there may be, and how much memory they may have (`budget`).
 
+use crate::budget::Budget;
 use std::collections::BTreeMap;
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// One connection, as others see it.
@@ -22,6 +23,9 @@ pub(crate) struct Client {
     /// The place of its last command in the table.
     pub(crate) last_command: AtomicUsize,
     pub(crate) protocol: AtomicU32,
+    /// Bytes that its connection takes.
+    pub(crate) memory: AtomicU64,
+    is_evicted: AtomicBool,
     pub(crate) stream: TcpStream,
     names: Mutex<Names>,
 }
@@ -51,12 +55,22 @@ impl Client {
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
+    /// Ends the connection of a client that has too much memory.
+    pub(crate) fn evict(&self) {
+        self.is_evicted.store(true, Ordering::Relaxed);
+        self.disconnect();
+    }
+
+    pub(crate) fn is_evicted(&self) -> bool {
+        self.is_evicted.load(Ordering::Relaxed)
+    }
+
     /// A line of CLIENT LIST.
     pub(crate) fn line(&self, now: u64, command: &str) -> String {
         let names = self.names().clone();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         format!(
-            "id={} addr={} laddr={} fd=-1 name={} age={} idle={} flags=N db=0 sub=0 psub=0 ssub=0 multi=-1 cmd={command} \
+            "id={} addr={} laddr={} fd=-1 name={} age={} idle={} flags=N db=0 sub=0 psub=0 ssub=0 multi=-1 tot-mem={} cmd={command} \
              user=default lib-name={} lib-ver={} resp={}",
             self.id,
             self.peer,
@@ -64,6 +78,7 @@ impl Client {
             text(&names.name),
             now.saturating_sub(self.since),
             now.saturating_sub(self.active.load(Ordering::Relaxed)),
+            self.memory.load(Ordering::Relaxed),
             text(&names.library),
             text(&names.library_version),
             self.protocol.load(Ordering::Relaxed),
@@ -90,19 +105,31 @@ impl Deref for Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         self.client.disconnect();
+        self.clients.budget.note(&self.client, 0);
         self.clients.lock().remove(&self.client.id);
     }
 }
 
 /// All connections of a gateway.
-#[derive(Default, Debug)]
+#[derive(Debug)]
 pub(crate) struct Clients {
     now: Mutex<BTreeMap<u64, Arc<Client>>>,
+    budget: Budget,
     ever: AtomicU64,
     refused: AtomicU64,
 }
 
 impl Clients {
+    /// None yet; they may have so much memory.
+    pub(crate) fn new(memory_bytes: u64) -> Self {
+        let (ever, refused) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { now: Mutex::default(), budget: Budget::new(memory_bytes), ever, refused }
+    }
+
+    pub(crate) fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Client>>> {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -131,6 +158,8 @@ impl Clients {
             unread_since: AtomicU64::new(0),
             last_command: AtomicUsize::new(usize::MAX),
             protocol: AtomicU32::new(2),
+            memory: AtomicU64::new(0),
+            is_evicted: AtomicBool::new(false),
             stream,
             names: Mutex::default(),
         });

@@ -4,7 +4,9 @@ use crate::clients::Clients;
 use crate::cursors::Cursors;
 use crate::envelope::Millis;
 use crate::health::Health;
+use crate::logins::Logins;
 use crate::options::Options;
+use crate::rarely::Rarely;
 use crate::shard::Inbox;
 use crate::stats::{ThreadStats, Totals};
 use farwood_fabric::clock::{Nanos, RealClock, SECOND};
@@ -18,6 +20,9 @@ use std::task::{Poll, Waker};
 pub(crate) struct Common {
     pub(crate) options: Options,
     pub(crate) clients: Arc<Clients>,
+    pub(crate) logins: Arc<Logins>,
+    /// What is said of clients that are turned away.
+    pub(crate) refusals: Rarely,
     pub(crate) cursors: Cursors,
     pub(crate) census: Census,
     pub(crate) memory: Memory,
@@ -33,7 +38,9 @@ pub(crate) struct Common {
 impl Common {
     pub(crate) fn new(options: Options, random: [u64; 3]) -> Self {
         Self {
-            clients: Arc::default(),
+            clients: Arc::new(Clients::new(options.client_memory_bytes)),
+            logins: Arc::default(),
+            refusals: Rarely::default(),
             cursors: Cursors::new(random[0]),
             census: Census::default(),
             memory: Memory::default(),

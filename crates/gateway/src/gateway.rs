@@ -22,6 +22,8 @@ use std::time::Duration;
 
 /// Open files beside those of clients: connections to memory servers, epoll descriptors, what the program has open.
 const FILES_BESIDE_CLIENTS: u64 = 1024;
+/// How many may wait to be taken in, as in Redis; the system may allow fewer.
+const BACKLOG: i32 = 511;
 /// How often it is looked whether a gateway has stopped.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -115,6 +117,8 @@ fn raise_file_limit(clients: usize) {
 
 fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
+    // The number of those who wait to be taken in was chosen by the library; to listen again changes it.
+    rustix::net::listen(&listener, BACKLOG)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }

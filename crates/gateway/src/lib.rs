@@ -11,6 +11,7 @@
 //! | [`envelope`] | what is kept with a value: when it expires |
 //! | [`ask`] | asking a gateway how it does |
 //! | [`store`] | where keys and values are: an index by name |
+//! | `budget`, `logins`, `rarely` | what clients may not do: take all memory, guess passwords, fill the log |
 //! | `stats`, `metrics`, `clients`, `cursors`, `common` | what is counted and shown; what threads share |
 //!
 //! Threads own an endpoint and carry out commands inline (the executor's `Source` brings sockets and far memory together), so a
@@ -20,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 pub mod ask;
+mod budget;
 mod clients;
 mod command;
 mod common;
@@ -29,9 +31,11 @@ pub mod gateway;
 mod glob;
 mod health;
 mod lead;
+mod logins;
 mod metrics;
 mod number;
 pub mod options;
+mod rarely;
 mod resp;
 mod shard;
 mod stats;

@@ -121,6 +121,11 @@ fn page(common: &Common) -> String {
         ("sessions_total", "Times that the gateway has joined the pool.", common.health.sessions()),
         ("connections_refused_total", "Clients that were one too many.", refused),
         (
+            "clients_evicted_total",
+            "Clients that were disconnected because clients had too much memory.",
+            common.clients.budget().evicted(),
+        ),
+        (
             "clients_handed_over_total",
             "Clients that moved from a busy thread to another.",
             totals.handed_over,
@@ -152,6 +157,11 @@ fn page(common: &Common) -> String {
     for (name, help, value) in [
         ("healthy", "1 if the gateway can serve, as /healthz says; otherwise 0.", u64::from(is_healthy)),
         ("clients", "Clients that are connected.", common.clients.len() as u64),
+        (
+            "client_memory_bytes",
+            "Memory of clients: requests half sent, replies unread.",
+            common.clients.budget().used(),
+        ),
         ("keys", "Keys, as of the last count.", common.census.keys().unwrap_or(0) as u64),
         ("cache_bytes", "Bytes that this process spends on the index.", cache_bytes),
     ] {

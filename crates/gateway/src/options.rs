@@ -27,6 +27,8 @@ pub struct Options {
     pub unread_seconds: u64,
     /// Whether the commands of a connection take effect in their order; otherwise only those about the same key do.
     pub keeps_order: bool,
+    /// How much memory clients may take, all together: requests that are not whole, replies that were not read.
+    pub client_memory_bytes: u64,
     /// The longest request.
     pub max_request_bytes: usize,
     /// The longest reply.
@@ -66,6 +68,7 @@ impl Options {
             idle_seconds: 0,
             unread_seconds: 60,
             keeps_order: true,
+            client_memory_bytes: 256 << 20,
             max_request_bytes: 64 << 20,
             max_reply_bytes: 256 << 20,
         }

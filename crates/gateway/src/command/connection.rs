@@ -3,6 +3,7 @@
 use super::{Answer, Command, Refused, SYNTAX, server, unknown};
 use crate::clients::{Client, Seat};
 use crate::common::{Common, wall_clock};
+use crate::logins::Penalty;
 use crate::number;
 use crate::resp::{Protocol, Reply, Request};
 use std::borrow::Cow;
@@ -17,6 +18,8 @@ pub(crate) struct Talk {
     pub(crate) is_stranger: bool,
     /// It has said MULTI: there are no transactions, so nothing is carried out until EXEC or DISCARD.
     is_in_transaction: bool,
+    /// It has said a wrong password, and waits for the answer.
+    pub(crate) penalty: Option<Penalty>,
     /// It ends when all replies have been sent.
     pub(crate) is_over: bool,
 }
@@ -24,7 +27,14 @@ pub(crate) struct Talk {
 impl Talk {
     pub(crate) fn new(client: Seat, common: &Common) -> Self {
         let is_stranger = common.options.password.is_some();
-        Self { client, protocol: Protocol::default(), is_stranger, is_in_transaction: false, is_over: false }
+        Self {
+            client,
+            protocol: Protocol::default(),
+            is_stranger,
+            is_in_transaction: false,
+            penalty: None,
+            is_over: false,
+        }
     }
 
     /// Why the client may not say this now.
@@ -130,12 +140,19 @@ fn auth(common: &Common, talk: &mut Talk, request: &Request) -> Answer {
 }
 
 fn let_in(common: &Common, talk: &mut Talk, user: &[u8], password: &[u8]) -> Result<(), Refused> {
+    let peer = talk.client.peer;
+    if !common.logins.may_try(peer) {
+        talk.is_over = true;
+        return Err(Refused::new("ERR too many wrong passwords from this address, try again later"));
+    }
     // Without a password anything will do, as in Redis.
     let is_right = common.options.password.as_deref().is_none_or(|right| is_same(right, password));
     if user != b"default" || !is_right {
+        talk.penalty = Some(common.logins.failed(peer, common.now()));
         return Err(Refused::new("WRONGPASS invalid username-password pair or user is disabled."));
     }
     talk.is_stranger = false;
+    common.logins.succeeded(peer);
     Ok(())
 }
 

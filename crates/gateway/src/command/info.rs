@@ -90,10 +90,13 @@ fn server(common: &Common) -> Lines {
 }
 
 fn clients(common: &Common) -> Lines {
+    let budget = common.clients.budget();
     lines([
         ("connected_clients", common.clients.len().to_string()),
         ("maxclients", common.options.max_clients.to_string()),
         ("blocked_clients", "0".to_owned()),
+        ("client_memory_bytes", budget.used().to_string()),
+        ("client_memory_limit_bytes", budget.limit().to_string()),
     ])
 }
 
@@ -129,6 +132,7 @@ fn stats(common: &Common, totals: &Totals) -> Lines {
         ("rejected_connections", rejected.to_string()),
         ("expired_keys", totals.expired.to_string()),
         ("evicted_keys", "0".to_owned()),
+        ("evicted_clients", common.clients.budget().evicted().to_string()),
         ("keyspace_hits", totals.hits.to_string()),
         ("keyspace_misses", totals.misses.to_string()),
         ("total_error_replies", totals.errors().to_string()),

@@ -48,14 +48,14 @@ pub(super) async fn keys<S: Store>(shard: &Shard<S>, request: &Request) -> Answe
     let pattern = &request[1];
     let (start, end) = prefixed(&glob::literal_prefix(pattern));
     let mut walk = shard.walk(start, end, false);
-    let mut found = Items::with_room(0);
+    let (mut found, mut charge) = (Items::with_room(0), shard.charge());
     while let Some(page) = walk.next(usize::MAX).await? {
         for (key, value) in &page {
             if glob::matches(pattern, key) && is_live(value) {
                 found.push(key);
             }
         }
-        shard.check_reply(found.bytes())?;
+        shard.check_reply(&mut charge, found.bytes())?;
     }
     Ok(found.finish(Vec::new()))
 }
@@ -103,7 +103,7 @@ pub(super) async fn scan<S: Store>(shard: &Shard<S>, request: &Request) -> Answe
         start = Bound::Excluded(behind.into());
     }
     let mut walk = shard.walk(start, end, false);
-    let mut found = Items::with_room(0);
+    let (mut found, mut charge) = (Items::with_room(0), shard.charge());
     let mut left = options.count;
     let mut next = 0;
     while left > 0 {
@@ -118,7 +118,7 @@ pub(super) async fn scan<S: Store>(shard: &Shard<S>, request: &Request) -> Answe
                 found.push(key);
             }
         }
-        shard.check_reply(found.bytes())?;
+        shard.check_reply(&mut charge, found.bytes())?;
         if left == 0 {
             next = page.last().map_or(0, |(last, _)| shard.common.cursors.issue(last));
         }

@@ -111,6 +111,7 @@ fn is_behind(start: &Bound<Vec<u8>>, end: &Bound<Vec<u8>>) -> bool {
 pub(super) async fn range<S: Store>(shard: &Shard<S>, request: &Request, with_values: bool) -> Answer {
     let wanted = Wanted::parse(request, true)?;
     let mut found = Items::with_room(wanted.limit.min(USUAL_ITEMS) * USUAL_ITEM_BYTES);
+    let mut charge = shard.charge();
     if let Some((mut walk, mut left)) = wanted.walk(shard) {
         while left > 0 {
             let most = left;
@@ -128,7 +129,7 @@ pub(super) async fn range<S: Store>(shard: &Shard<S>, request: &Request, with_va
             if !walk.each(most, took).await? {
                 break;
             }
-            shard.check_reply(found.bytes())?;
+            shard.check_reply(&mut charge, found.bytes())?;
         }
     }
     Ok(found.finish(Vec::new()))

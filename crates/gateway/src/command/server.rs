@@ -23,6 +23,7 @@ pub(super) fn config(common: &Common, request: &Request) -> Answer {
         ("databases", "1".to_owned()),
         ("maxclients", options.max_clients.to_string()),
         ("maxmemory", "0".to_owned()),
+        ("maxmemory-clients", options.client_memory_bytes.to_string()),
         ("maxmemory-policy", "noeviction".to_owned()),
         ("port", options.listen.port().to_string()),
         ("proto-max-bulk-len", options.max_request_bytes.to_string()),

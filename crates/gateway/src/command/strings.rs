@@ -163,12 +163,13 @@ pub(super) async fn get_ex<S: Store>(shard: &Shard<S>, request: &Request) -> Ans
 
 pub(super) async fn mget<S: Store>(shard: &Shard<S>, request: &Request) -> Answer {
     let mut replies = Vec::with_capacity(request.len() - 1);
+    let mut charge = shard.charge();
     let mut bytes = 0;
     let work = async |key: &[u8]| shard.look_up(key).await;
     let took = |held: Option<Held>| {
-        bytes += held.as_ref().map_or(0, |held| held.stored.len());
+        bytes += held.as_ref().map_or(0, |held| held.stored.len()) + size_of::<Reply>();
         replies.push(found(held));
-        shard.check_reply(bytes)
+        shard.check_reply(&mut charge, bytes)
     };
     shard.each_key(request.from(1), work, took).await?;
     Ok(Reply::Array(replies))

@@ -232,6 +232,12 @@ impl Parser {
         self.bulk.map_or(0, |length| self.at + length as usize + 2)
     }
 
+    /// What it costs to remember how far it came.
+    #[inline]
+    pub(crate) fn memory(&self) -> usize {
+        if self.spans.spilled() { self.spans.capacity() * size_of::<Span>() } else { 0 }
+    }
+
     /// A command typed by hand: words, with quotes where wanted.
     fn inline(&mut self, input: &[u8]) -> Result<Parsed, ProtocolError> {
         let Some(line) = self.line(input, ProtocolError::TooBigInline)? else { return Ok(Parsed::Partial) };

@@ -1,20 +1,26 @@
 //! Taking in new clients.
 
 use super::Shard;
+use super::output::Output;
 use super::sockets::Socket;
 use crate::command::connection::Talk;
 use crate::resp::Parser;
 use crate::store::Store;
 use farwood_fabric::clock::MILLISECOND;
+use rustix::net::sockopt;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::rc::Rc;
 use std::sync::{Mutex, PoisonError};
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 /// How long accepting rests when the system has no more descriptors.
 const REST_NS: u64 = 100 * MILLISECOND;
+/// How long a client is silent before its machine is asked whether it is still there, and how often.
+const KEEPALIVE: Duration = Duration::from_secs(300);
+const KEEPALIVE_PROBES: u32 = 3;
 /// So many clients are taken in before those that are there get a turn.
 const BURST: usize = 64;
 
@@ -26,7 +32,7 @@ pub(crate) struct Guest {
     pub(super) input: Vec<u8>,
     pub(super) parser: Parser,
     /// Replies that it has not taken yet.
-    pub(super) output: Vec<u8>,
+    pub(super) output: Output,
 }
 
 /// Clients on their way to a thread.
@@ -75,7 +81,8 @@ pub(super) async fn accept<S: Store>(shard: Rc<Shard<S>>, listener: Socket<TcpLi
                         Ok(client) => match prepare(&client.stream, peer) {
                             Ok(()) => {
                                 let talk = Talk::new(client, &shard.common);
-                                let (input, parser, output) = (Vec::new(), Parser::default(), Vec::new());
+                                let (input, parser, output) =
+                                    (Vec::new(), Parser::default(), Output::default());
                                 shard.inboxes[shard.number].push(Guest { talk, input, parser, output });
                             }
                             // It is gone already.
@@ -92,9 +99,11 @@ pub(super) async fn accept<S: Store>(shard: Rc<Shard<S>>, listener: Socket<TcpLi
                 Err(error)
                     if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {}
                 Err(error) => {
-                    tracing::warn!(
-                        "cannot take in a client: {error}; raise the limit of open files (ulimit -n)"
-                    );
+                    if let Some(more) = shard.common.refusals.say(shard.common.now()) {
+                        tracing::warn!(
+                            "cannot take in a client: {error}; raise the limit of open files (ulimit -n){more}"
+                        );
+                    }
                     shard.sleep(REST_NS).await;
                     break;
                 }
@@ -109,8 +118,13 @@ fn prepare(stream: &TcpStream, peer: SocketAddr) -> io::Result<()> {
     if peer.ip().is_loopback() {
         // There is no network whose rate would have to be found out: pacing, which some systems do, would only cost timers. If it is refused,
         // it stays as it is.
-        let _ = rustix::net::sockopt::set_tcp_congestion(stream, "reno");
+        let _ = sockopt::set_tcp_congestion(stream, "reno");
     }
+    // A peer whose machine is gone is noticed after 5 minutes and three probes, as in Redis.
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE / KEEPALIVE_PROBES)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_PROBES)?;
     stream.set_nodelay(true)
 }
 

@@ -5,21 +5,24 @@
 //!    after all before it ([`Order::InTurn`]). Reads next to each other are under way together; one begins when the writes before it have
 //!    ended. A command waits for those before it that are about the same key, and one about several keys, or none, for all. Replies keep
 //!    the order of the commands. (With `--pipeline-order keys` only commands about the same key keep their order.)
-//! 3. When all have ended, write the replies, and wait until the client has taken them.
+//! 3. Write the replies as far as the client takes them, and go on reading.
 //!
 //! **A command that has begun comes to its end, whatever the client's socket does.** It may hold a lock or pin an epoch of the whole pool.
 //! So the connection waits for its socket only while no command is under way, and whatever ends the connection (a reset, a shutdown, a
 //! move to another thread) lets the commands end first; their replies are then of no use, but their effects are whole.
 //!
-//! **Replies wait in a bounded buffer.** No command begins while more than [`WRITE_BYTES`] of replies wait: the client is not listened
-//! to until it has read them, and is disconnected if it does not for `--unread-timeout` seconds. What those that have begun bring comes on
-//! top: a command about several keys is alone, so it brings one reply of at most `--max-reply` bytes; commands about one key are so many
-//! together that replies like the last ones fill [`WINDOW_BYTES`], and never more than [`WIDTH`], each with one value. A client that waits
-//! for nothing costs no buffers at all.
+//! **Replies wait for a client that does not read them**, so that one may send a million requests before it reads the first reply. Their
+//! number has a bound: no command begins while half of `--client-memory` waits for this client alone, or while all clients have more than
+//! that together (`budget`). A client that reads nothing for `--unread-timeout` seconds is disconnected. What commands that have begun
+//! bring comes on top: one about several keys is alone, so it brings one reply of at most `--max-reply` bytes; commands about one key are
+//! so many together that replies like the last ones fill [`WINDOW_BYTES`], and never more than [`WIDTH`], each with one value. A client
+//! that waits for nothing costs no buffers at all.
 
 use super::Shard;
 use super::accept::Guest;
+use super::output::{BLOCK_BYTES, Output};
 use super::sockets::Socket;
+use crate::budget::FREE_BYTES;
 use crate::clients::Client;
 use crate::command::connection::{Talk, execute as execute_here};
 use crate::command::{Answer, Command, Keys, Refused, Spec};
@@ -27,7 +30,7 @@ use crate::resp::parse::Parsed;
 use crate::resp::{Limits, Parser, ProtocolError, Reply, Request};
 use crate::stats::SAMPLED_ONE_IN;
 use crate::store::Store;
-use farwood_fabric::clock::Nanos;
+use farwood_fabric::clock::{MILLISECOND, Nanos};
 use farwood_fabric::pipeline::{Boxes, Order, Pipeline};
 use rustc_hash::FxHasher;
 use rustix::buffer::spare_capacity;
@@ -42,8 +45,12 @@ use std::task::{Context, Poll};
 pub(super) const CHUNK_BYTES: usize = 16 << 10;
 /// For a long argument room is made in such steps, so that nobody gets memory for saying that much will come.
 const GROWTH_BYTES: usize = 1 << 20;
-/// Replies are written when they have grown to this, and no command begins before the client has taken them.
-const WRITE_BYTES: usize = 64 << 10;
+/// What has come of a request and is shorter than this does not keep a chunk while the rest is waited for.
+const SHORT_REST_BYTES: usize = 1 << 10;
+/// How long a connection waits before it looks again whether it may grow.
+const PAUSE_NS: Nanos = 50 * MILLISECOND;
+/// A client that has said a wrong password is kept waiting in such steps, so that a gateway that stops does not wait for it.
+const PENALTY_STEP_NS: Nanos = 100 * MILLISECOND;
 /// Commands of one client that are under way together, at most...
 const WIDTH: usize = 32;
 /// ...and so many bytes of replies that they are expected to bring.
@@ -77,9 +84,9 @@ pub(super) struct Connection<S: Store, F: Future<Output = Reply>> {
     parser: Parser,
     /// What has come; kept only while something of it is still to be used.
     input: Option<Rc<Vec<u8>>>,
-    /// Replies; the client has taken the first `written` bytes of them.
-    output: Vec<u8>,
-    written: usize,
+    output: Output,
+    /// What it was last said to cost.
+    noted_bytes: usize,
     /// The moment in which it last said something.
     active_in: u32,
     under_way: Pipeline<F, Tag>,
@@ -104,7 +111,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
             parser,
             input: (!input.is_empty()).then(|| Rc::new(input)),
             output,
-            written: 0,
+            noted_bytes: usize::MAX,
             active_in: 0,
             under_way: Pipeline::new(boxes),
             width: 1,
@@ -134,25 +141,22 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
 
     /// The client, for whoever serves it next.
     fn into_guest(self) -> Guest {
-        let Self { socket, talk, input, parser, mut output, written, .. } = self;
+        let Self { socket, talk, input, parser, output, .. } = self;
         // It is watched by one thread at a time.
         drop(socket);
-        output.drain(..written);
         Guest { talk, input: input.map_or_else(Vec::new, Rc::unwrap_or_clone), parser, output }
     }
 
     async fn converse(&mut self) -> io::Result<Parting> {
-        if !self.output.is_empty() {
-            self.write().await?;
-        }
         let mut has_spoken = false;
         loop {
             // What it has said just now, or what it brought along.
             self.run_requests().await?;
-            self.write().await?;
             if self.talk.is_over {
+                self.write().await?;
                 return Ok(Parting::End);
             }
+            let is_written = self.try_write()?;
             if has_spoken {
                 if self.shard.stop.is_set() {
                     return Ok(Parting::Wait);
@@ -165,29 +169,127 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
                     self.shard.executor.yield_now().await;
                 }
             }
-            let bytes = loop {
-                self.socket.readable().await;
-                if self.shard.stop.is_set() {
-                    return Ok(Parting::Wait);
-                }
-                match self.read() {
-                    Ok(0) => return Ok(Parting::End),
-                    Ok(bytes) => break bytes,
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.socket.not_readable(),
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(error) => return Err(error),
-                }
-            };
+            if !self.socket.is_readable() || !is_written {
+                self.save_memory();
+            }
+            if let Some(parting) = self.hear().await? {
+                return Ok(parting);
+            }
             has_spoken = true;
-            self.shard.stats.bytes_in.add(bytes as u64);
             self.talk.client.active.store(self.shard.seconds.get(), Ordering::Relaxed);
             self.shard.balance.is_active(&mut self.active_in);
         }
     }
 
+    /// Waits until the client says something, and reads it; meanwhile it is sent its replies. Or how it ended.
+    async fn hear(&mut self) -> io::Result<Option<Parting>> {
+        loop {
+            if self.output.is_empty() {
+                self.socket.readable().await;
+            } else if self.may_go_on() {
+                self.socket.readable_or_writable().await;
+            } else {
+                self.hold_back().await?;
+            }
+            if self.shard.stop.is_set() {
+                return Ok(Some(Parting::Wait));
+            }
+            if self.talk.client.is_evicted() {
+                return Ok(Some(Parting::End));
+            }
+            if !self.output.is_empty() && self.try_write()? {
+                self.save_memory();
+            }
+            if !self.socket.is_readable() || !self.may_go_on() {
+                continue;
+            }
+            match self.read() {
+                Ok(0) => {
+                    // It may still read what it has asked for.
+                    self.write().await?;
+                    return Ok(Some(Parting::End));
+                }
+                Ok(bytes) => {
+                    self.shard.stats.bytes_in.add(bytes as u64);
+                    return Ok(None);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.socket.not_readable(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// What it costs just now.
+    #[inline]
+    fn memory(&self) -> usize {
+        let input = self.input.as_ref().map_or(0, |input| input.capacity());
+        input + self.parser.memory() + self.output.memory()
+    }
+
+    /// Gives back what it does not need while it waits, and says what it costs.
+    fn save_memory(&mut self) {
+        if self.output.is_empty() && !self.output.lacks_block() {
+            self.shard.give_block(self.output.take_block());
+        }
+        if let Some(input) = self.input.take_if(|input| {
+            input.len() <= SHORT_REST_BYTES && input.capacity() >= CHUNK_BYTES && self.parser.awaits() == 0
+        }) {
+            self.input = Some(Rc::new(input.to_vec()));
+            self.shard.give_chunk(input);
+        }
+        self.note_memory();
+    }
+
+    fn note_memory(&mut self) {
+        let bytes = self.memory();
+        if bytes == self.noted_bytes {
+            return;
+        }
+        self.noted_bytes = bytes;
+        let common = &self.shard.common;
+        let budget = common.clients.budget();
+        budget.note(&self.talk.client, bytes as u64);
+        if budget.is_exceeded() {
+            budget.enforce(&common.clients, common.now(), common.seconds());
+        }
+    }
+
+    /// Whether it may take more memory than it has.
+    #[inline]
+    fn may_go_on(&self) -> bool {
+        let budget = self.shard.common.clients.budget();
+        self.output.len() < budget.most_unread() && (!budget.is_exceeded() || self.memory() <= FREE_BYTES)
+    }
+
+    /// Waits until it may take more memory: the client reads its replies, or others give back what they have.
+    async fn hold_back(&mut self) -> io::Result<()> {
+        self.note_memory();
+        while !self.may_go_on() && !self.shard.stop.is_set() && !self.talk.client.is_evicted() {
+            // While the client does not read nothing may be under way.
+            self.settle(0).await;
+            if self.output.len() < self.shard.common.clients.budget().most_unread() {
+                self.shard.sleep(PAUSE_NS).await;
+            } else {
+                self.socket.writable().await;
+            }
+            self.try_write()?;
+            self.note_memory();
+        }
+        Ok(())
+    }
+
     /// Reads once; how much.
     fn read(&mut self) -> io::Result<usize> {
-        let input = self.input.get_or_insert_with(|| self.shard.take_chunk());
+        let is_rest = |input: &Rc<Vec<u8>>| input.capacity() < CHUNK_BYTES;
+        let input = match self.input.take_if(|input| is_rest(input)) {
+            Some(rest) => {
+                let mut chunk = self.shard.take_chunk();
+                Rc::make_mut(&mut chunk).extend_from_slice(&rest);
+                self.input.insert(chunk)
+            }
+            None => self.input.get_or_insert_with(|| self.shard.take_chunk()),
+        };
         // Nothing refers to it any more: all commands have ended.
         let chunk = Rc::make_mut(input);
         let wanted = self.parser.awaits().saturating_sub(chunk.len()).clamp(CHUNK_BYTES / 4, GROWTH_BYTES);
@@ -216,10 +318,8 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
                 Ok(Parsed::Whole(request, taken)) => {
                     at += taken;
                     self.run(request, at < chunk.len()).await;
-                    if self.output.len() >= WRITE_BYTES && !self.try_write()? {
-                        // While the client does not read nothing may be under way.
-                        self.settle(0).await;
-                        self.write().await?;
+                    if self.output.len() >= BLOCK_BYTES && !self.try_write()? {
+                        self.hold_back().await?;
                     }
                 }
                 Ok(Parsed::Nothing(taken)) => at += taken,
@@ -244,7 +344,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
     /// What is not the protocol ends the connection.
     async fn refuse(&mut self, error: &ProtocolError) {
         self.settle(0).await;
-        Reply::error(format!("ERR {error}")).write(&mut self.output, self.talk.protocol);
+        self.push(Reply::error(format!("ERR {error}")));
         self.talk.is_over = true;
     }
 
@@ -274,6 +374,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
             if answer.is_err() {
                 self.shard.stats.commands[number].errors.add(1);
             }
+            self.serve_penalty().await;
             return self.answer(answer).await;
         }
         if shard.is_cut_off.get() && spec.command != Command::Info {
@@ -299,21 +400,37 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
         })
         .await;
         if let Some((reply, tag)) = ended {
-            self.finish(&reply, &tag);
+            self.finish(reply, &tag);
         }
     }
 
-    fn finish(&mut self, reply: &Reply, tag: &Tag) {
-        note(&self.shard, reply, tag);
-        let before = self.output.len();
-        reply.write(&mut self.output, self.talk.protocol);
-        self.width = next_width(self.width, self.output.len() - before);
+    fn finish(&mut self, reply: Reply, tag: &Tag) {
+        note(&self.shard, &reply, tag);
+        let bytes = self.push(reply);
+        self.width = next_width(self.width, bytes);
+    }
+
+    /// Adds a reply; its length.
+    fn push(&mut self, reply: Reply) -> usize {
+        if self.output.lacks_block() {
+            self.output.give_block(self.shard.take_block());
+        }
+        self.output.push(reply, self.talk.protocol)
     }
 
     /// An answer that took no time; those before it first.
     async fn answer(&mut self, answer: Answer) {
         self.settle(0).await;
-        answer.unwrap_or_else(Reply::from).write(&mut self.output, self.talk.protocol);
+        self.push(answer.unwrap_or_else(Reply::from));
+    }
+
+    /// Lets a client wait that has said a wrong password.
+    async fn serve_penalty(&mut self) {
+        let Some(penalty) = self.talk.penalty.take() else { return };
+        let end = self.shard.executor.now() + penalty.delay_ns;
+        while self.shard.executor.now() < end && !self.shard.stop.is_set() {
+            self.shard.sleep(PENALTY_STEP_NS).await;
+        }
     }
 
     /// Waits until a command about this key may start.
@@ -337,14 +454,15 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
         if self.under_way.len() <= most {
             return;
         }
+        if self.output.lacks_block() {
+            self.output.give_block(self.shard.take_block());
+        }
         let (under_way, output, width) = (&mut self.under_way, &mut self.output, &mut self.width);
         let (shard, protocol) = (&self.shard, self.talk.protocol);
         std::future::poll_fn(|context: &mut Context<'_>| {
             under_way.advance(context, |reply, tag| {
                 note(shard, &reply, &tag);
-                let before = output.len();
-                reply.write(output, protocol);
-                *width = next_width(*width, output.len() - before);
+                *width = next_width(*width, output.push(reply, protocol));
             });
             if under_way.len() <= most { Poll::Ready(()) } else { Poll::Pending }
         })
@@ -354,6 +472,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
     /// Writes all replies, and waits until the client has taken them, or the session ends. Nothing may be under way.
     async fn write(&mut self) -> io::Result<()> {
         while !self.try_write()? && !self.shard.stop.is_set() {
+            self.note_memory();
             self.socket.writable().await;
         }
         Ok(())
@@ -361,11 +480,11 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
 
     /// Writes what the socket takes of the replies; whether that is all.
     fn try_write(&mut self) -> io::Result<bool> {
-        while self.written < self.output.len() {
-            match (&self.socket.inner.stream).write(&self.output[self.written..]) {
+        while !self.output.is_empty() {
+            match (&self.socket.inner.stream).write(self.output.front()) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(bytes) => {
-                    self.written += bytes;
+                    self.output.take(bytes);
                     self.shard.stats.bytes_out.add(bytes as u64);
                     self.talk.client.unread_since.store(0, Ordering::Relaxed);
                 }
@@ -380,12 +499,6 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
-        }
-        self.output.clear();
-        self.written = 0;
-        // Long replies are rare: their room is not kept.
-        if self.output.capacity() > 2 * WRITE_BYTES {
-            self.output = Vec::new();
         }
         Ok(true)
     }

@@ -9,7 +9,7 @@
 //! | file | what it is |
 //! |---|---|
 //! | `sockets` | the thread's sockets, behind one epoll descriptor |
-//! | `connection` | one client |
+//! | `connection`, `output` | one client; the replies that it has not read |
 //! | `accept` | taking in new clients |
 //! | `balance` | spreading clients over threads |
 //! | `chores` | what is done every now and then: clients that are silent, keys that have expired, counting |
@@ -18,10 +18,12 @@ pub(crate) mod accept;
 mod balance;
 mod chores;
 mod connection;
+mod output;
 mod sockets;
 
 pub(crate) use accept::Inbox;
 
+use crate::budget::Charge;
 use crate::command::{Finder, Refused, execute, execute_absent};
 use crate::common::{Common, Stop};
 use crate::resp::Reply;
@@ -33,6 +35,7 @@ use farwood_fabric::clock::Nanos;
 use farwood_fabric::pipeline::Boxes;
 use farwood_fabric::{Company, Endpoint, Executor, marks};
 use farwood_index::{IndexError, Pool};
+use output::BLOCK_BYTES;
 use sockets::Sockets;
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -41,7 +44,7 @@ use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Chunks of input that a thread keeps for the next clients that say something.
+/// Chunks of input, and blocks of replies, that a thread keeps for the next clients that say something.
 const SPARE_CHUNKS: usize = 64;
 /// Handles that a thread keeps for the next commands.
 const SPARE_HANDLES: usize = 1024;
@@ -62,6 +65,7 @@ pub(crate) struct Shard<S: Store> {
     finder: Finder,
     handles: RefCell<Vec<S::Handle>>,
     chunks: RefCell<Vec<Rc<Vec<u8>>>>,
+    blocks: RefCell<Vec<Vec<u8>>>,
     /// Tasks that may be in the middle of an operation.
     at_work: Cell<usize>,
     /// Commands that need the index would only wait: the coordinator is silent.
@@ -114,6 +118,7 @@ pub(crate) async fn serve<S: Store>(start: Start, joined: Option<Joined<S>>) -> 
         finder: Finder::new(),
         handles: RefCell::default(),
         chunks: RefCell::default(),
+        blocks: RefCell::default(),
         at_work: Cell::new(0),
         is_cut_off: Cell::new(false),
         unsampled: Cell::new(0),
@@ -168,7 +173,11 @@ async fn welcome<S: Store, F: Future<Output = Reply> + 'static>(
                 let connection = Connection::new(Rc::clone(&shard), socket, guest, boxes.clone(), execute);
                 shard.spawn_work(connection.serve());
             }
-            Err(error) => tracing::warn!("a client was turned away: {error}"),
+            Err(error) => {
+                if let Some(more) = shard.common.refusals.say(shard.common.now()) {
+                    tracing::warn!("a client was turned away: {error}{more}");
+                }
+            }
         }
     }
 }
@@ -212,16 +221,49 @@ impl<S: Store> Shard<S> {
         Ok(Lent { shard: self, handle: Some(handle) })
     }
 
-    /// Refuses a reply that would be too long.
-    pub(crate) fn check_reply(&self, bytes: usize) -> Result<(), Refused> {
+    /// What a command says that builds up a long reply, or whatever else.
+    pub(crate) fn charge(&self) -> Charge<'_> {
+        Charge::new(self.common.clients.budget())
+    }
+
+    /// Refuses a reply that would be too long, or that there is no memory for.
+    pub(crate) fn check_reply(&self, charge: &mut Charge<'_>, bytes: usize) -> Result<(), Refused> {
         let most = self.common.options.max_reply_bytes;
-        if bytes <= most {
+        if bytes > most {
+            return Err(Refused::new(format!(
+                "ERR the reply is longer than the {most} bytes of --max-reply; ask for less at a time, with LIMIT or COUNT"
+            )));
+        }
+        self.check_memory(charge, bytes)
+    }
+
+    /// Refuses a command that has built up so much, if clients have too much together.
+    pub(crate) fn check_memory(&self, charge: &mut Charge<'_>, bytes: usize) -> Result<(), Refused> {
+        if charge.grow_to(bytes) {
             return Ok(());
         }
-        Err(Refused(
-            format!("ERR the reply is longer than the {most} bytes of --max-reply; ask for less at a time, with LIMIT or COUNT")
-                .into(),
-        ))
+        let common = &self.common;
+        let budget = common.clients.budget();
+        budget.enforce(&common.clients, common.now(), common.seconds());
+        Err(Refused::new(format!(
+            "ERR clients have more than the {} bytes of --client-memory, all together; ask for less at a time, or try again in a moment",
+            budget.limit()
+        )))
+    }
+
+    /// A block for replies.
+    #[inline]
+    fn take_block(&self) -> Vec<u8> {
+        self.blocks.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(CHUNK_BYTES))
+    }
+
+    #[inline]
+    fn give_block(&self, block: Vec<u8>) {
+        let mut blocks = self.blocks.borrow_mut();
+        // Long replies are rare: their room is not kept.
+        if blocks.len() < SPARE_CHUNKS && block.capacity() <= 2 * BLOCK_BYTES {
+            blocks.push(block);
+        }
     }
 
     #[inline]

@@ -187,6 +187,12 @@ impl<T: AsFd> Socket<T> {
         self.wait(|state| state.is_writable.get())
     }
 
+    /// Waits for either.
+    #[inline]
+    pub(crate) fn readable_or_writable(&self) -> impl Future<Output = ()> {
+        self.wait(|state| state.is_readable.get() || state.is_writable.get())
+    }
+
     #[inline]
     fn wait(&self, is_so: impl Fn(&State) -> bool) -> impl Future<Output = ()> {
         std::future::poll_fn(move |context| {

@@ -1,0 +1,140 @@
+//! How much memory clients take, all together, and who goes when it is too much (`--client-memory`).
+//!
+//! 1. A connection says what it has whenever that has changed: what has come of requests that are not whole, and replies that were not
+//!    read. A command says what it builds up beside that ([`Charge`]).
+//! 2. When the sum exceeds the limit, clients are disconnected until what is left fits into seven eighths of it: first those that
+//!    stand still (they do not read, or leave a request half sent), and the largest first.
+//! 3. Their memory comes back when their connections have ended, a moment later. Until then connections that have more than
+//!    [`FREE_BYTES`] do not grow; clients with short requests and replies notice nothing.
+//!
+//! So the limit is exceeded by no more than what one read or one reply brings on each thread.
+
+use crate::clients::{Client, Clients};
+use crate::rarely::Rarely;
+use farwood_fabric::clock::Nanos;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// So much every connection may have, whatever others do.
+pub(crate) const FREE_BYTES: usize = 32 << 10;
+/// A client that has said nothing for so many seconds stands still.
+const STILL_SECONDS: u64 = 2;
+
+/// What clients may have.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    limit: u64,
+    used: AtomicU64,
+    evicted: AtomicU64,
+    /// One thread at a time looks for clients to disconnect.
+    evicting: Mutex<()>,
+    log: Rarely,
+}
+
+impl Budget {
+    pub(crate) fn new(limit: u64) -> Self {
+        let (used, evicted) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { limit, used, evicted, evicting: Mutex::new(()), log: Rarely::default() }
+    }
+
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// How many clients had to go.
+    pub(crate) fn evicted(&self) -> u64 {
+        self.evicted.load(Ordering::Relaxed)
+    }
+
+    /// How much one client's unread replies may be: half of all, so that one alone does not make others go.
+    pub(crate) fn most_unread(&self) -> usize {
+        usize::try_from(self.limit / 2).unwrap_or(usize::MAX)
+    }
+
+    #[inline]
+    pub(crate) fn is_exceeded(&self) -> bool {
+        self.used() > self.limit
+    }
+
+    fn change(&self, before: u64, now: u64) {
+        if now >= before {
+            self.used.fetch_add(now - before, Ordering::Relaxed);
+        } else {
+            self.used.fetch_sub(before - now, Ordering::Relaxed);
+        }
+    }
+
+    /// A client has so much now.
+    pub(crate) fn note(&self, client: &Client, bytes: u64) {
+        let before = client.memory.swap(bytes, Ordering::Relaxed);
+        self.change(before, bytes);
+    }
+
+    /// Disconnects clients if they have too much, all together.
+    pub(crate) fn enforce(&self, clients: &Clients, now: Nanos, seconds: u64) {
+        let Ok(_guard) = self.evicting.try_lock() else { return };
+        if !self.is_exceeded() {
+            return;
+        }
+        let all = clients.list();
+        let (going, mut staying): (Vec<_>, Vec<_>) =
+            all.into_iter().filter(|client| memory_of(client) > 0).partition(|client| client.is_evicted());
+        let promised: u64 = going.iter().map(|client| memory_of(client)).sum();
+        let mut left = self.used().saturating_sub(promised);
+        staying.sort_by_key(|client| std::cmp::Reverse((stands_still(client, seconds), memory_of(client))));
+        for client in staying {
+            if left <= self.limit / 8 * 7 {
+                break;
+            }
+            let bytes = memory_of(&client);
+            left = left.saturating_sub(bytes);
+            client.evict();
+            self.evicted.fetch_add(1, Ordering::Relaxed);
+            if let Some(more) = self.log.say(now) {
+                let (peer, limit) = (client.peer, self.limit);
+                tracing::warn!(
+                    "disconnected {peer}, which had {bytes} of the {limit} bytes that clients may have (--client-memory){more}"
+                );
+            }
+        }
+    }
+}
+
+fn memory_of(client: &Arc<Client>) -> u64 {
+    client.memory.load(Ordering::Relaxed)
+}
+
+fn stands_still(client: &Client, seconds: u64) -> bool {
+    client.unread_since.load(Ordering::Relaxed) > 0
+        || seconds.saturating_sub(client.active.load(Ordering::Relaxed)) >= STILL_SECONDS
+}
+
+/// What a command builds up, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Charge<'a> {
+    budget: &'a Budget,
+    bytes: u64,
+}
+
+impl<'a> Charge<'a> {
+    pub(crate) fn new(budget: &'a Budget) -> Self {
+        Self { budget, bytes: 0 }
+    }
+
+    /// It has so much now; whether that is still within the limit.
+    pub(crate) fn grow_to(&mut self, bytes: usize) -> bool {
+        let now = (bytes as u64).max(self.bytes);
+        self.budget.change(std::mem::replace(&mut self.bytes, now), now);
+        bytes <= FREE_BYTES || !self.budget.is_exceeded()
+    }
+}
+
+impl Drop for Charge<'_> {
+    fn drop(&mut self) {
+        self.budget.change(self.bytes, 0);
+    }
+}
