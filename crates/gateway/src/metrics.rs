@@ -1,22 +1,29 @@
-//! The counts for Prometheus (`GET /metrics`) and whether the gateway can serve (`GET /healthz`), on a thread of its own that nobody waits
+//! The counts for Prometheus (`GET /metrics`) and whether the gateway can serve (`GET /healthz`), on threads of their own that nobody waits
 //! for.
+//!
+//! One thread accepts, and each request has a thread until it is answered, for at most [`PATIENCE`] in all, however slowly it is sent
+//! or read. When [`MAX_REQUESTS`] are under way the oldest is hung up on, so whoever asks now is answered.
 
 use crate::command::COMMANDS;
 use crate::common::{Common, Stop};
 use crate::stats::{SAMPLED_ONE_IN, bucket_limit_ns};
+use farwood_fabric::clock::RealClock;
+use std::collections::VecDeque;
 use std::fmt::Write as _;
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long somebody who asks may take.
+/// How long a request and its answer may take.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How many requests are under way at a time.
+const MAX_REQUESTS: usize = 16;
 /// Longer requests are not read.
 const MAX_REQUEST_BYTES: u64 = 8 << 10;
 
-/// The thread that answers; dropping it ends it.
+/// The thread that accepts; dropping it ends it.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     address: SocketAddr,
@@ -32,12 +39,19 @@ impl Metrics {
         let stop = Arc::<Stop>::default();
         let its_stop = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
+            let under_way = Arc::<UnderWay>::default();
             for stream in listener.incoming() {
                 if its_stop.is_set() {
                     return;
                 }
                 // Whoever asked is gone, or said too little: the next one may do better.
-                let _ = stream.and_then(|stream| answer(&stream, &common));
+                let Ok(stream) = stream.map(Arc::new) else { continue };
+                under_way.begin(&stream);
+                let (common, under_way) = (Arc::clone(&common), Arc::clone(&under_way));
+                std::thread::spawn(move || {
+                    let _ = answer(&stream, &common);
+                    under_way.end(&stream);
+                });
             }
         });
         Ok(Self { address, stop, thread: Some(thread) })
@@ -59,13 +73,50 @@ impl Drop for Metrics {
     }
 }
 
-fn answer(mut stream: &TcpStream, common: &Common) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+/// Requests that are being read or answered, the oldest first.
+#[derive(Default, Debug)]
+struct UnderWay {
+    streams: Mutex<VecDeque<Arc<TcpStream>>>,
+}
+
+impl UnderWay {
+    /// Adds a request; the oldest goes if there are too many.
+    fn begin(&self, stream: &Arc<TcpStream>) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        if streams.len() >= MAX_REQUESTS {
+            if let Some(oldest) = streams.pop_front() {
+                // Its thread finds that out and ends.
+                let _ = oldest.shutdown(Shutdown::Both);
+            }
+        }
+        streams.push_back(Arc::clone(stream));
+    }
+
+    fn end(&self, stream: &Arc<TcpStream>) {
+        let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        streams.retain(|other| !Arc::ptr_eq(other, stream));
+    }
+}
+
+/// What is left of a request's time.
+struct Deadline {
+    clock: RealClock,
+}
+
+impl Deadline {
+    fn left(&self) -> io::Result<Duration> {
+        let left = PATIENCE.saturating_sub(Duration::from_nanos(self.clock.now()));
+        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+    }
+}
+
+fn answer(stream: &TcpStream, common: &Common) -> io::Result<()> {
+    let deadline = Deadline { clock: RealClock::new() };
     let mut request = Vec::new();
     let mut part = [0u8; 1024];
     let mut limited = stream.take(MAX_REQUEST_BYTES);
     while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+        stream.set_read_timeout(Some(deadline.left()?))?;
         match limited.read(&mut part)? {
             0 => break,
             bytes => request.extend_from_slice(&part[..bytes]),
@@ -83,8 +134,16 @@ fn answer(mut stream: &TcpStream, common: &Common) -> io::Result<()> {
         "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
-    stream.write_all(head.as_bytes())?;
-    stream.write_all(body.as_bytes())
+    let text = head + &body;
+    let mut left = text.as_bytes();
+    while !left.is_empty() {
+        stream.set_write_timeout(Some(deadline.left()?))?;
+        match (&mut { stream }).write(left)? {
+            0 => return Err(ErrorKind::WriteZero.into()),
+            bytes => left = &left[bytes..],
+        }
+    }
+    Ok(())
 }
 
 /// What a GET asks for, without what it adds behind a question mark.

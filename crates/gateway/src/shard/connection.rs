@@ -43,6 +43,8 @@ use std::task::{Context, Poll};
 
 /// How much is read at a time, unless a longer argument is on its way.
 pub(super) const CHUNK_BYTES: usize = 16 << 10;
+/// There is room for at least so much whenever something is read.
+const LEAST_READ_BYTES: usize = CHUNK_BYTES / 4;
 /// For a long argument room is made in such steps, so that nobody gets memory for saying that much will come.
 const GROWTH_BYTES: usize = 1 << 20;
 /// What has come of a request and is shorter than this does not keep a chunk while the rest is waited for.
@@ -184,12 +186,12 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
     /// Waits until the client says something, and reads it; meanwhile it is sent its replies. Or how it ended.
     async fn hear(&mut self) -> io::Result<Option<Parting>> {
         loop {
-            if self.output.is_empty() {
-                self.socket.readable().await;
-            } else if self.may_go_on() {
-                self.socket.readable_or_writable().await;
-            } else {
+            if !self.may_go_on() {
                 self.hold_back().await?;
+            } else if self.output.is_empty() {
+                self.socket.readable().await;
+            } else {
+                self.socket.readable_or_writable().await;
             }
             if self.shard.stop.is_set() {
                 return Ok(Some(Parting::Wait));
@@ -292,9 +294,11 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
         };
         // Nothing refers to it any more: all commands have ended.
         let chunk = Rc::make_mut(input);
-        let wanted = self.parser.awaits().saturating_sub(chunk.len()).clamp(CHUNK_BYTES / 4, GROWTH_BYTES);
-        if chunk.capacity() - chunk.len() < wanted {
-            chunk.reserve(wanted);
+        if chunk.capacity() - chunk.len() < LEAST_READ_BYTES {
+            let wanted = self.parser.awaits().saturating_sub(chunk.len());
+            let is_scarce = self.shard.common.clients.budget().is_exceeded();
+            let most = if is_scarce { LEAST_READ_BYTES } else { GROWTH_BYTES };
+            chunk.reserve_exact(wanted.clamp(LEAST_READ_BYTES, most));
         }
         let room = chunk.capacity() - chunk.len();
         let bytes = rustix::io::read(&self.socket.inner, spare_capacity(chunk))?;

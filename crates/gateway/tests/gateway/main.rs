@@ -5,4 +5,5 @@
 mod clients;
 mod common;
 mod differential;
+mod hostile;
 mod limits;

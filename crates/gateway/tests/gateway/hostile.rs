@@ -1,0 +1,142 @@
+//! Clients that take more than their share: memory, time, log lines.
+
+use super::common::{Client, Map, PATIENCE, Value, encode, options, start, wait_for};
+use farwood_gateway::{Gateway, Options};
+use std::io::{BufReader, Read, Write};
+use std::net::TcpStream;
+
+const MIB: usize = 1 << 20;
+
+/// A number of INFO.
+fn number(client: &mut Client, name: &str) -> u64 {
+    let info = client.say("INFO everything").text();
+    let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.and_then(|number| number.trim().parse().ok()).unwrap_or_else(|| panic!("no {name} in {info}"))
+}
+
+fn connect(gateway: &Gateway) -> TcpStream {
+    let stream = TcpStream::connect(gateway.address()).expect("it listens");
+    stream.set_write_timeout(Some(PATIENCE)).expect("a time");
+    stream
+}
+
+/// Programs that load data often send everything before they read a reply.
+#[test]
+fn a_million_requests_may_be_sent_before_the_first_reply_is_read() {
+    const REQUESTS: usize = 1_000_000;
+    let map = Map::default();
+    let gateway = start(&map, options());
+    let mut stream = connect(&gateway);
+    stream.write_all(&b"STRLEN 0123456789\r\n".repeat(REQUESTS)).expect("it reads on");
+    stream.write_all(b"SET last 1\r\n").expect("it reads on");
+    let mut replies = vec![0; REQUESTS * 4 + 5];
+    stream.set_read_timeout(Some(PATIENCE)).expect("a time");
+    stream.read_exact(&mut replies).expect("all replies");
+    assert!(replies[..REQUESTS * 4].chunks(4).all(|reply| reply == b":0\r\n"));
+    assert_eq!(replies[REQUESTS * 4..], *b"+OK\r\n");
+}
+
+#[test]
+fn requests_half_sent_have_a_bound_and_who_stands_still_goes() {
+    let map = Map::default();
+    let limit = 8 * MIB;
+    let gateway = start(&map, Options { client_memory_bytes: limit as u64, ..options() });
+    let mut other = Client::to(gateway.address());
+    let half = [&b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$2097152\r\n"[..], &vec![b'x'; MIB]].concat();
+    let mut half_sent = Vec::new();
+    for n in 0..40 {
+        let mut stream = connect(&gateway);
+        // The gateway may hang up on it at once.
+        let _ = stream.write_all(&half);
+        half_sent.push(stream);
+        assert_eq!(other.say(&format!("SET k{n} v")), Value::Word("OK".into()), "others are served");
+        let used = number(&mut other, "client_memory_bytes");
+        // Each of two threads reads once more before it looks.
+        assert!(used <= (limit + 4 * MIB) as u64, "{used}");
+    }
+    wait_for("what is left to fit", || number(&mut other, "client_memory_bytes") <= limit as u64);
+    assert!(number(&mut other, "evicted_clients") > 0);
+    drop(half_sent);
+    wait_for("the memory to come back", || number(&mut other, "client_memory_bytes") < MIB as u64);
+}
+
+#[test]
+fn unread_replies_have_a_bound_and_who_reads_gets_all() {
+    let map = Map::default();
+    let limit = 16 * MIB;
+    let gateway = start(&map, Options { client_memory_bytes: limit as u64, ..options() });
+    let mut other = Client::to(gateway.address());
+    other.ask(&[&b"SET"[..], b"long", &vec![b'x'; MIB / 2]]);
+    let request = encode(&["GET", "long"]).repeat(100);
+    let mut deaf: Vec<_> = (0..10)
+        .map(|_| {
+            let mut stream = connect(&gateway);
+            stream.write_all(&request).expect("it is short");
+            stream
+        })
+        .collect();
+    for _ in 0..200 {
+        assert_eq!(other.say("STRLEN long"), Value::Number((MIB / 2) as i64), "others are served");
+        // A reply comes on top for each connection that is not held back yet.
+        let used = number(&mut other, "client_memory_bytes");
+        assert!(used <= (2 * limit) as u64, "{used}");
+    }
+    wait_for("somebody to go", || number(&mut other, "evicted_clients") > 0);
+    deaf.clear();
+    wait_for("the memory to come back", || number(&mut other, "client_memory_bytes") < MIB as u64);
+    // Whoever reads, however late it begins, gets everything.
+    let mut slow = connect(&gateway);
+    slow.write_all(&request).expect("it is short");
+    slow.set_read_timeout(Some(PATIENCE)).expect("a time");
+    let mut slow = BufReader::new(slow);
+    let mut reply = vec![0; b"$524288\r\n".len() + MIB / 2 + 2];
+    for _ in 0..100 {
+        slow.read_exact(&mut reply).expect("all replies");
+        assert!(reply.starts_with(b"$524288\r\nxxx") && reply.ends_with(b"xxx\r\n"));
+    }
+}
+
+/// One answer at a time, and each later than the one before: a guesser gets a few a second at first, one in seconds soon.
+#[test]
+fn whoever_guesses_passwords_is_slowed_down_and_nobody_else() {
+    let map = Map::default();
+    let gateway = start(&map, Options { password: Some(b"right".to_vec()), ..options() });
+    let mut other = Client::to(gateway.address());
+    assert_eq!(other.say("AUTH right"), Value::Word("OK".into()));
+    let mut guessers: Vec<_> = (0..32)
+        .map(|_| {
+            let mut client = Client::to(gateway.address());
+            client.send(b"AUTH wrong\r\n");
+            client
+        })
+        .collect();
+    assert_eq!(other.say("SET a 1"), Value::Word("OK".into()), "others are served");
+    let told: Vec<_> = guessers.iter_mut().map(|client| client.read().text()).collect();
+    let refused = told.iter().filter(|text| text.starts_with("ERR too many wrong passwords")).count();
+    let wrong = told.iter().filter(|text| text.starts_with("WRONGPASS")).count();
+    assert_eq!((refused, wrong), (16, 16), "so many of one address wait at a time: {told:?}");
+    // The password lets one in while nobody waits any more.
+    assert_eq!(Client::to(gateway.address()).say("AUTH right"), Value::Word("OK".into()));
+}
+
+#[test]
+fn the_metrics_port_survives_readers_that_stand_still() {
+    let map = Map::default();
+    let metrics = Some("127.0.0.1:0".parse().expect("an address"));
+    let gateway = start(&map, Options { metrics, ..options() });
+    let at = gateway.metrics_address().expect("it has one");
+    let mut still: Vec<_> = (0..100).map(|_| TcpStream::connect(at).expect("it listens")).collect();
+    for stream in &mut still {
+        // Some say nothing, some half of it.
+        let _ = stream.write_all(b"GET /metr");
+    }
+    let mut stream = TcpStream::connect(at).expect("it listens");
+    stream.write_all(b"GET /healthz HTTP/1.1\r\n\r\n").expect("it reads");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a time");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    assert!(text.starts_with("HTTP/1.1 200 OK\r\n"), "{text}");
+    // At most so many are waited for; the others were hung up on.
+    still[0].set_read_timeout(Some(PATIENCE)).expect("a time");
+    assert_eq!(still[0].read(&mut [0]).unwrap_or(0), 0);
+}
