@@ -12,6 +12,7 @@
 use crate::addr::{GlobalAddr, RegionId, ServerId, SessionId};
 use crate::clock::Nanos;
 use crate::label::Label;
+use crate::pool_clock::UnixMillis;
 use crate::region::Identity;
 use crate::wire::{wire_enum, wire_struct};
 use std::fmt;
@@ -61,7 +62,7 @@ wire_enum! {
         },
         /// The caller ends its session; its chunks become nobody's. -> `Done`
         CloseSession = 4 {},
-        /// (Coordinator) Renews the lease, publishes the oldest epoch in flight and the last flush done. -> `Alive`
+        /// (Coordinator) Renews the lease, publishes the oldest epoch in flight and the last flush done; tells the time. -> `Alive`
         Heartbeat = 5 {
             /// No operation in flight began before this epoch.
             oldest_pin: u64,
@@ -225,6 +226,8 @@ wire_enum! {
             dropping: Vec<IndexId>,
             /// What the caller is asked to do. An offer, not a right: others may be at it.
             chore: Option<Chore>,
+            /// What the coordinator's clock on the wall says.
+            unix_ms: UnixMillis,
         },
         /// Chunks for the caller.
         Chunks = 5 {

@@ -11,6 +11,7 @@
 //! | [`verb`], [`buf`], [`stats`], [`caps`] | verbs, ordered batches, their buffers, counts and limits |
 //! | [`endpoint`] | the client thread's access to everything outside: verbs, calls, time, randomness, tasks |
 //! | [`session`], `pins` | leases, fencing, epochs, flushes: when memory may be reused |
+//! | [`pool_clock`] | what time it is, for all sessions of a pool |
 //! | [`call`], [`procedure`], [`control`], [`wire`] | the two-sided path, and what memory servers are asked |
 //! | [`server`], [`status`] | what a transport and a memory server's logic need of each other, and what they say of themselves |
 //! | [`transport`] | the contract, the conformance suite, `local`, `sim` |
@@ -35,6 +36,7 @@ pub mod mem;
 pub mod pages;
 mod pins;
 pub mod pipeline;
+pub mod pool_clock;
 pub mod procedure;
 pub mod region;
 pub mod server;

@@ -5,7 +5,8 @@
 
 use crate::addr::{RegionId, SessionId};
 use crate::call::{Call, CallId, CallOutcome};
-use crate::clock::Nanos;
+use crate::clock::{MILLISECOND, Nanos};
+use crate::pool_clock::UnixMillis;
 use crate::procedure::Procedure;
 use crate::region::{Identity, Permissions, RegionSpec};
 use crate::status::Tables;
@@ -19,6 +20,11 @@ pub trait ServerMemory {
     fn load(&self, region: RegionId, offset: u64) -> u64;
     /// Stores a word.
     fn store(&self, region: RegionId, offset: u64, value: u64);
+    /// What the clock on the wall says where the server runs, at a moment of its own clock: milliseconds since 1970. A world without a
+    /// calendar counts from its start.
+    fn wall_clock_ms(&self, now: Nanos) -> UnixMillis {
+        now / MILLISECOND
+    }
 }
 
 /// What the transport has to do, in order: an action is finished before the next one is begun.

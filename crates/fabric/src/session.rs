@@ -32,6 +32,7 @@ use crate::exec::{Executor, lock};
 use crate::label::Label;
 use crate::marks;
 use crate::pins::{IDLE, PinSlot};
+use crate::pool_clock::{PoolClock, PoolTime};
 use crate::transport::Cluster;
 use std::fmt;
 use std::future::poll_fn;
@@ -84,6 +85,7 @@ struct Inner {
     lost: AtomicBool,
     /// When the last heartbeat was acknowledged, and whether one has failed since.
     heard: AtomicU64,
+    clock: PoolClock,
     unheard: AtomicBool,
     /// The server that did not answer when the others were last looked at.
     silent: Mutex<Option<ServerId>>,
@@ -206,6 +208,7 @@ impl Session {
             fenced: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             heard: AtomicU64::new(executor.now()),
+            clock: PoolClock::default(),
             unheard: AtomicBool::new(false),
             silent: Mutex::default(),
             condemned: AtomicBool::new(false),
@@ -322,6 +325,12 @@ impl Session {
     /// When the last heartbeat was acknowledged, on the executors' clock.
     pub fn heard_at(&self) -> Nanos {
         self.inner.heard.load(Ordering::SeqCst)
+    }
+
+    /// The pool's time at a moment of the executors' clock: the coordinator's, which means the same to all sessions. `None` before the
+    /// first heartbeat.
+    pub fn pool_time(&self, now: Nanos) -> Option<PoolTime> {
+        self.inner.clock.at(now)
     }
 
     /// Whether the last heartbeat failed: the coordinator cannot be reached, for the time being.
@@ -448,8 +457,10 @@ impl Session {
             flush.done
         };
         let request = Request::Heartbeat { oldest_pin, flushed, does_chores, is_waiting };
+        let sent = endpoint.now();
         match endpoint.op().control(ServerId::COORDINATOR, &request).await {
-            Ok(Reply::Alive { epochs, dropping, chore }) => {
+            Ok(Reply::Alive { epochs, dropping, chore, unix_ms }) => {
+                self.inner.clock.learn(unix_ms, sent, endpoint.now());
                 self.inner.heard.fetch_max(endpoint.now(), Ordering::SeqCst);
                 self.inner.unheard.store(false, Ordering::SeqCst);
                 self.learn(epochs, dropping);

@@ -13,6 +13,7 @@ use farwood_fabric::addr::{ServerId, SessionId};
 use farwood_fabric::call::CallError;
 use farwood_fabric::clock::{MILLISECOND, Nanos};
 use farwood_fabric::control::{Chore, ControlError, Epochs, Reply, Request, SessionInfo};
+use farwood_fabric::pool_clock::UnixMillis;
 use farwood_fabric::region::Permissions;
 use farwood_fabric::server::ServerMemory;
 use farwood_fabric::status::Tables;
@@ -127,11 +128,11 @@ impl Server {
                 self.heartbeat(memory, caller, Progress { oldest_pin, flushed }, now);
                 let may = does_chores && !self.sessions.is_read_only(caller);
                 let chore = if may { self.chore(caller, now) } else { None };
-                Ok(self.alive(chore))
+                Ok(self.alive(chore, memory.wall_clock_ms(now)))
             }
             Request::RequestFlush {} => {
                 self.begin_flush(memory);
-                Ok(self.alive(None))
+                Ok(self.alive(None, memory.wall_clock_ms(now)))
             }
             Request::ListSessions {} => Ok(Reply::Sessions { sessions: self.list_sessions(now) }.into()),
             Request::BeginFence { .. }
@@ -217,8 +218,9 @@ impl Server {
         }
     }
 
-    fn alive(&self, chore: Option<Chore>) -> Answer {
-        Reply::Alive { epochs: self.clock.epochs(), dropping: self.catalog.all_dropping(), chore }.into()
+    fn alive(&self, chore: Option<Chore>, unix_ms: UnixMillis) -> Answer {
+        Reply::Alive { epochs: self.clock.epochs(), dropping: self.catalog.all_dropping(), chore, unix_ms }
+            .into()
     }
 
     /// What `caller` is asked to do.

@@ -1,7 +1,9 @@
 //! The mapped regions of one memory server, by number.
 
 use crate::addr::RegionId;
+use crate::clock::Nanos;
 use crate::mem::RacyMemory;
+use crate::pool_clock::{UnixMillis, wall_clock_ms};
 use crate::server::ServerMemory;
 use std::sync::atomic::Ordering;
 
@@ -41,5 +43,9 @@ impl ServerMemory for Regions {
 
     fn store(&self, region: RegionId, offset: u64, value: u64) {
         self.region(region).word(at(offset)).store(value, Ordering::SeqCst);
+    }
+
+    fn wall_clock_ms(&self, _: Nanos) -> UnixMillis {
+        wall_clock_ms()
     }
 }
