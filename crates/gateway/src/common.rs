@@ -7,12 +7,15 @@ use crate::health::Health;
 use crate::logins::Logins;
 use crate::options::Options;
 use crate::rarely::Rarely;
+use crate::scarcity::Scarcity;
 use crate::shard::Inbox;
 use crate::stats::{ThreadStats, Totals};
-use farwood_fabric::clock::{Nanos, RealClock, SECOND};
+use farwood_fabric::Session;
+use farwood_fabric::clock::{MILLISECOND, Nanos, RealClock, SECOND};
+use farwood_fabric::pool_clock::PoolTime;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
@@ -33,6 +36,8 @@ pub(crate) struct Common {
     /// Names this run of the gateway.
     pub(crate) run: String,
     clock: RealClock,
+    calendar: Calendar,
+    pub(crate) scarcity: Scarcity,
 }
 
 impl Common {
@@ -49,6 +54,8 @@ impl Common {
             threads: (0..options.threads.max(1)).map(|_| Arc::default()).collect(),
             run: format!("{:020x}{:020x}", random[1], random[2]),
             clock: RealClock::new(),
+            calendar: Calendar::default(),
+            scarcity: Scarcity::default(),
             options,
         }
     }
@@ -63,19 +70,64 @@ impl Common {
         1 + self.now() / SECOND
     }
 
+    /// Takes over what a session knows of the pool's time.
+    pub(crate) fn hear_time(&self, session: &Session) {
+        let now = self.now();
+        if let Some(time) = session.pool_time(RealClock::of_process().now()) {
+            self.calendar.set(time, now);
+        }
+    }
+
+    /// The pool's time, in nanoseconds since 1970.
+    #[inline]
+    pub(crate) fn pool_ns(&self) -> i64 {
+        signed(self.now()).saturating_add(self.calendar.ahead_ns.load(Ordering::Relaxed))
+    }
+
+    /// The same in milliseconds.
+    #[inline]
+    pub(crate) fn pool_ms(&self) -> Millis {
+        self.pool_ns() / signed(MILLISECOND)
+    }
+
+    /// The pool's time is surely at least this: what has expired by then is gone for everybody.
+    pub(crate) fn surely_ms(&self) -> Millis {
+        let since = signed(self.now().saturating_sub(self.calendar.found_ns.load(Ordering::Relaxed)));
+        self.pool_ms() - self.calendar.blur_ms.load(Ordering::Relaxed) - since / signed(MILLISECOND) / DRIFT
+    }
+
     pub(crate) fn totals(&self) -> Totals {
         Totals::of(self.threads.iter().map(|thread| &**thread))
     }
 }
 
-/// What the clock on the wall says: expiry times mean the same to all gateways.
-#[expect(clippy::disallowed_methods, reason = "expiry times are those of the outside world")]
-pub(crate) fn wall_clock() -> std::time::Duration {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
+/// The pool's time as the gateway's sessions hear it: the coordinator's. All gateways say the same of when a key expires, whatever
+/// their own clocks say.
+#[derive(Default, Debug)]
+pub(crate) struct Calendar {
+    /// Pool's time minus ours, in nanoseconds, and when that was found out, on our clock.
+    ahead_ns: AtomicI64,
+    found_ns: AtomicU64,
+    /// It may be so many milliseconds earlier or later than that.
+    blur_ms: AtomicI64,
 }
 
-pub(crate) fn wall_clock_ms() -> Millis {
-    Millis::try_from(wall_clock().as_millis()).unwrap_or(Millis::MAX)
+/// One part in so many is how far clocks drift apart between two looks at the pool's time, at most.
+const DRIFT: i64 = 1_000;
+
+impl Calendar {
+    fn set(&self, time: PoolTime, now: Nanos) {
+        let half = (time.latest - time.earliest).div_ceil(2);
+        let middle = time.earliest + half;
+        let ahead_ns = signed(middle).saturating_mul(signed(MILLISECOND)).saturating_sub(signed(now));
+        self.ahead_ns.store(ahead_ns, Ordering::Relaxed);
+        self.blur_ms.store(signed(half) + 1, Ordering::Relaxed);
+        self.found_ns.store(now, Ordering::Relaxed);
+    }
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
 }
 
 /// How many keys there were, when they were last counted.

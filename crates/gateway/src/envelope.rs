@@ -17,6 +17,8 @@ const PLAIN: u8 = 0;
 const EXPIRES: u8 = 1;
 /// How many bytes are in front of a value that expires.
 const EXPIRES_BYTES: usize = 10;
+/// So many bytes say when a value expires.
+pub const HEAD_BYTES: usize = EXPIRES_BYTES;
 
 /// Milliseconds since 1970.
 pub type Millis = i64;

@@ -150,8 +150,16 @@ impl<B: Backing> Lead<B> {
         } else {
             self.backing.open(&pool, &endpoint).await
         };
+        // Nobody is told what has expired before the time is known.
+        let opened = match opened {
+            Ok(store) => pool.session().heartbeat(&endpoint).await.map(|_| store).map_err(IndexError::from),
+            Err(error) => Err(error),
+        };
         match opened {
-            Ok(store) => Ok(Joined { store, pool, endpoint }),
+            Ok(store) => {
+                self.common.hear_time(pool.session());
+                Ok(Joined { store, pool, endpoint })
+            }
             Err(error) => {
                 let _ = pool.leave(&endpoint).await;
                 Err(error)
@@ -331,6 +339,7 @@ async fn watch(pool: Pool, endpoint: Endpoint, common: Arc<Common>, stop: Arc<St
         }
         endpoint.sleep(LOOK_NS).await;
         common.health.heard(session.silent());
+        common.hear_time(session);
     }
 }
 

@@ -12,6 +12,7 @@
 //! | [`ask`] | asking a gateway how it does |
 //! | [`store`] | where keys and values are: an index by name |
 //! | `budget`, `logins`, `rarely` | what clients may not do: take all memory, guess passwords, fill the log |
+//! | `scarcity` | a full store: what has expired goes first |
 //! | `stats`, `metrics`, `clients`, `cursors`, `common` | what is counted and shown; what threads share |
 //!
 //! Threads own an endpoint and carry out commands inline (the executor's `Source` brings sockets and far memory together), so a
@@ -37,6 +38,7 @@ mod number;
 pub mod options;
 mod rarely;
 mod resp;
+mod scarcity;
 mod shard;
 mod stats;
 pub mod store;

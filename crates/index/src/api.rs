@@ -183,4 +183,20 @@ pub trait OrderedIndex {
             Ok(pairs.len())
         }
     }
+
+    /// The same, but hands out only the first `head_bytes` of each value, and these unchecked: they may be torn, of two values that the key
+    /// had meanwhile. For whoever goes through many pairs to find the few that are to be read: an engine need not read the rest.
+    fn scan_heads(
+        &self,
+        (start, end): (Bound<&[u8]>, Bound<&[u8]>),
+        limit: usize,
+        reverse: bool,
+        head_bytes: usize,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> impl Future<Output = Result<usize, IndexError>> {
+        async move {
+            let mut cut = |key: &[u8], value: &[u8]| each(key, &value[..value.len().min(head_bytes)]);
+            self.scan_with(start, end, limit, reverse, &mut cut).await
+        }
+    }
 }

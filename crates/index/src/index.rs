@@ -250,4 +250,15 @@ impl OrderedIndex for Handle {
     ) -> Result<usize, IndexError> {
         self.operations.scan_with(start, end, limit, reverse, each).await
     }
+
+    async fn scan_heads(
+        &self,
+        range: (Bound<&[u8]>, Bound<&[u8]>),
+        limit: usize,
+        reverse: bool,
+        head_bytes: usize,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<usize, IndexError> {
+        self.operations.scan_heads(range, limit, reverse, head_bytes, each).await
+    }
 }

@@ -8,7 +8,6 @@
 //! finds nothing to change has looked when it was its turn.
 
 use super::Refused;
-use crate::common::wall_clock_ms;
 use crate::envelope::{self, Millis, Opened};
 use crate::shard::Shard;
 use crate::store::Store;
@@ -63,10 +62,12 @@ impl<S: Store> Shard<S> {
         let handle = self.handle()?;
         let Some(stored) = handle.get(key).await? else { return Ok(None) };
         let opened = envelope::open(&stored);
-        if opened.expires_at.is_none() || !opened.has_expired(wall_clock_ms()) {
+        if opened.expires_at.is_none() || !opened.has_expired(self.common.pool_ms()) {
             return Ok(Some(Held { stored, opened }));
         }
-        self.bury(&handle, key, &stored).await?;
+        if opened.has_expired(self.common.surely_ms()) {
+            self.bury(&handle, key, &stored).await?;
+        }
         Ok(None)
     }
 
@@ -98,13 +99,17 @@ impl<S: Store> Shard<S> {
             let is_early = !self.company.has_turn();
             let stored = handle.get(key).await?;
             let opened = stored.as_deref().map(envelope::open);
-            let has_expired = opened
-                .is_some_and(|opened| opened.expires_at.is_some() && opened.has_expired(wall_clock_ms()));
+            let has_expired = opened.is_some_and(|opened| {
+                opened.expires_at.is_some() && opened.has_expired(self.common.pool_ms())
+            });
             let held = stored.zip(opened).map(|(stored, opened)| Held { stored, opened });
             let (change, said) = decide(held.as_ref().filter(|_| !has_expired))?;
             let expected = held.as_ref().map(|held| held.stored.as_slice());
             let is_nothing = match change {
-                Change::Keep => !has_expired,
+                // What has expired goes, as soon as it surely has.
+                Change::Keep => {
+                    !opened.is_some_and(|opened| has_expired && opened.has_expired(self.common.surely_ms()))
+                }
                 Change::Remove => expected.is_none(),
                 Change::Store(_) => false,
             };
@@ -120,6 +125,9 @@ impl<S: Store> Shard<S> {
             if handle.compare_and_swap(key, expected, new).await? {
                 if has_expired {
                     self.stats.expired.add(1);
+                }
+                if let Some(at) = new.and_then(|new| envelope::open(new).expires_at) {
+                    self.deadlines.note(key, at);
                 }
                 return Ok(said);
             }
@@ -200,6 +208,24 @@ impl<S: Store> Walk<'_, S> {
         most: usize,
         mut took: impl FnMut(&[u8], &[u8]),
     ) -> Result<bool, Refused> {
+        self.page(most, None, &mut took).await
+    }
+
+    /// The same with the first bytes of each value, enough to tell when it expires. They may be torn.
+    pub(crate) async fn heads(
+        &mut self,
+        most: usize,
+        mut took: impl FnMut(&[u8], &[u8]),
+    ) -> Result<bool, Refused> {
+        self.page(most, Some(envelope::HEAD_BYTES), &mut took).await
+    }
+
+    async fn page(
+        &mut self,
+        most: usize,
+        head_bytes: Option<usize>,
+        took: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<bool, Refused> {
         if self.is_through {
             return Ok(false);
         }
@@ -220,7 +246,10 @@ impl<S: Store> Walk<'_, S> {
         let count = {
             let (start, end) = (self.start.as_ref().map(Vec::as_slice), self.end.as_ref().map(Vec::as_slice));
             let handle = self.shard.handle()?;
-            handle.scan_with(start, end, limit, self.reverse, &mut each).await?
+            match head_bytes {
+                None => handle.scan_with(start, end, limit, self.reverse, &mut each).await?,
+                Some(bytes) => handle.scan_heads((start, end), limit, self.reverse, bytes, &mut each).await?,
+            }
         };
         if count < limit {
             self.is_through = true;

@@ -2,7 +2,7 @@
 
 use super::{Answer, Command, Refused, SYNTAX, server, unknown};
 use crate::clients::{Client, Seat};
-use crate::common::{Common, wall_clock};
+use crate::common::Common;
 use crate::logins::Penalty;
 use crate::number;
 use crate::resp::{Protocol, Reply, Request};
@@ -115,8 +115,8 @@ pub(crate) fn execute(common: &Common, talk: &mut Talk, command: Command, reques
         Command::Config => server::config(common, request),
         Command::Commands => server::command(request),
         Command::Time => {
-            let now = wall_clock();
-            let parts = [now.as_secs(), u64::from(now.subsec_micros())];
+            let us = common.pool_ns() / 1_000;
+            let parts = [us / 1_000_000, us % 1_000_000];
             Ok(Reply::Array(parts.map(|part| Reply::bytes(part.to_string())).into()))
         }
         _ => Err(unknown(request)),

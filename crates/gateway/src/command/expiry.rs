@@ -2,7 +2,6 @@
 
 use super::access::{Change, Held};
 use super::{Answer, NO_NUMBER, Refused, SYNTAX};
-use crate::common::wall_clock_ms;
 use crate::envelope::Millis;
 use crate::number;
 use crate::resp::{Reply, Request};
@@ -125,7 +124,7 @@ pub(super) async fn expire<S: Store>(
 ) -> Answer {
     let conditions = Conditions::parse(request)?;
     let time = number::parse(&request[2]).ok_or(NO_NUMBER)?;
-    let now = wall_clock_ms();
+    let now = shard.common.pool_ms();
     let millis = if unit == Unit::Seconds { time.checked_mul(1000) } else { Some(time) };
     let base = if moment == Moment::FromNow { now } else { 0 };
     let name = request[0].to_ascii_lowercase();
@@ -156,7 +155,7 @@ pub(super) async fn left<S: Store>(
 ) -> Answer {
     let Some(held) = shard.look_up(&request[1]).await? else { return Ok(Reply::Number(-2)) };
     let Some(at) = held.opened.expires_at else { return Ok(Reply::Number(-1)) };
-    let millis = if moment == Moment::FromNow { (at - wall_clock_ms()).max(0) } else { at };
+    let millis = if moment == Moment::FromNow { (at - shard.common.pool_ms()).max(0) } else { at };
     let is_rounded = unit == Unit::Seconds;
     Ok(Reply::Number(if is_rounded { millis.saturating_add(500) / 1000 } else { millis }))
 }

@@ -1,8 +1,7 @@
 //! Commands about the keys as a whole.
 
 use super::{Answer, NO_NUMBER, Refused, SYNTAX};
-use crate::common::wall_clock_ms;
-use crate::envelope;
+use crate::envelope::{self, Millis};
 use crate::glob;
 use crate::number;
 use crate::resp::reply::{Items, write_bytes};
@@ -34,9 +33,8 @@ fn prefixed(prefix: &[u8]) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
 }
 
 /// Whether what is stored has not expired.
-pub(super) fn is_live(stored: &[u8]) -> bool {
-    let opened = envelope::open(stored);
-    opened.expires_at.is_none() || !opened.has_expired(wall_clock_ms())
+pub(super) fn is_live(stored: &[u8], now: Millis) -> bool {
+    !envelope::open(stored).has_expired(now)
 }
 
 pub(super) async fn type_of<S: Store>(shard: &Shard<S>, request: &Request) -> Answer {
@@ -50,8 +48,9 @@ pub(super) async fn keys<S: Store>(shard: &Shard<S>, request: &Request) -> Answe
     let mut walk = shard.walk(start, end, false);
     let (mut found, mut charge) = (Items::with_room(0), shard.charge());
     while let Some(page) = walk.next(usize::MAX).await? {
+        let now = shard.common.pool_ms();
         for (key, value) in &page {
-            if glob::matches(pattern, key) && is_live(value) {
+            if glob::matches(pattern, key) && is_live(value, now) {
                 found.push(key);
             }
         }
@@ -112,9 +111,10 @@ pub(super) async fn scan<S: Store>(shard: &Shard<S>, request: &Request) -> Answe
             break;
         };
         left -= page.len();
+        let now = shard.common.pool_ms();
         for (key, value) in &page {
             let matches = options.pattern.is_none_or(|pattern| glob::matches(pattern, key));
-            if matches && options.is_of_strings && is_live(value) {
+            if matches && options.is_of_strings && is_live(value, now) {
                 found.push(key);
             }
         }
@@ -152,7 +152,8 @@ pub(super) async fn random_key<S: Store>(shard: &Shard<S>) -> Answer {
 }
 
 fn pick<'a, S: Store>(shard: &Shard<S>, page: &'a [KeyValue]) -> Option<&'a [u8]> {
-    let live: Vec<&KeyValue> = page.iter().filter(|(_, value)| is_live(value)).collect();
+    let now = shard.common.pool_ms();
+    let live: Vec<&KeyValue> = page.iter().filter(|(_, value)| is_live(value, now)).collect();
     let at = usize::try_from(shard.executor.random() % (live.len() as u64).max(1)).unwrap_or(0);
     live.get(at).map(|(key, _)| key.as_slice())
 }
@@ -202,10 +203,15 @@ pub(crate) async fn count<S: Store>(shard: &Shard<S>) -> Result<usize, Refused> 
         return Ok(known);
     }
     let mut walk = shard.walk(Bound::Unbounded, Bound::Unbounded, false);
-    let mut count = 0;
-    while let Some(page) = walk.next(usize::MAX).await? {
-        count += page.iter().filter(|(_, value)| is_live(value)).count();
-    }
+    let (mut count, mut expired) = (0, Vec::new());
+    let now = shard.common.pool_ms();
+    let mut took = |key: &[u8], head: &[u8]| {
+        if is_live(head, now) { count += 1 } else { expired.push(key.to_vec()) }
+    };
+    while walk.heads(usize::MAX, &mut took).await? {}
+    // Heads may be torn: whether a key has expired is for the whole value to say.
+    let work = async |key: &[u8]| Ok(shard.read(key).await?.is_some());
+    count += shard.count_keys(expired.iter().map(Vec::as_slice), work).await?;
     // So that the next one need not count them all.
     if count > COUNTED_KEYS {
         shard.common.census.found(count);

@@ -26,6 +26,7 @@ mod table;
 pub(crate) use table::{COMMANDS, Command, Finder, Keys, Spec};
 
 use crate::resp::{Reply, Request};
+use crate::scarcity::PATIENCE_NS;
 use crate::shard::Shard;
 use crate::store::Store;
 use farwood_fabric::clock::{RealClock, SECOND};
@@ -149,12 +150,15 @@ pub(crate) fn unknown(request: &Request) -> Refused {
 pub(crate) async fn execute<S: Store>(shard: Rc<Shard<S>>, spec: &'static Spec, request: Request) -> Reply {
     let shard = &*shard;
     let request = &request;
-    let answer = match spec.command {
+    let mut answer = match spec.command {
         // What most calls are; everything else is larger and kept elsewhere, so that these stay small.
         Command::Get => strings::get(shard, request).await,
         Command::Set if request.len() == 3 => strings::set_plainly(shard, request).await,
         _ => Box::pin(execute_other(shard, spec, request)).await,
     };
+    if matches!(&answer, Err(refused) if refused.0 == OUT_OF_MEMORY && spec.may_repeat()) {
+        answer = Box::pin(execute_with_room(shard, spec, request, answer)).await;
+    }
     answer.unwrap_or_else(|refused| {
         if refused.0 == DAMAGED {
             shard.common.health.damaged();
@@ -173,6 +177,20 @@ pub(crate) async fn execute_absent<S: Store>(
         Command::Info => info::info(&shard, &request).await.unwrap_or_else(Reply::from),
         _ => Reply::error(shard.common.health.refusal()),
     }
+}
+
+/// Carries out a command again that found no memory left, as often as keys that have expired are removed for it.
+async fn execute_with_room<S: Store>(
+    shard: &Shard<S>,
+    spec: &'static Spec,
+    request: &Request,
+    mut answer: Answer,
+) -> Answer {
+    let end = shard.common.now() + PATIENCE_NS;
+    while matches!(&answer, Err(refused) if refused.0 == OUT_OF_MEMORY) && shard.make_room(end).await {
+        answer = execute_other(shard, spec, request).await;
+    }
+    answer
 }
 
 async fn execute_other<S: Store>(shard: &Shard<S>, spec: &'static Spec, request: &Request) -> Answer {

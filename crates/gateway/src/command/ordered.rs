@@ -12,7 +12,6 @@
 
 use super::keyspace::is_live;
 use super::{Answer, NO_NUMBER, Refused, SYNTAX};
-use crate::common::wall_clock_ms;
 use crate::number;
 use crate::resp::reply::Items;
 use crate::resp::{Reply, Request};
@@ -115,9 +114,10 @@ pub(super) async fn range<S: Store>(shard: &Shard<S>, request: &Request, with_va
     if let Some((mut walk, mut left)) = wanted.walk(shard) {
         while left > 0 {
             let most = left;
+            let now = shard.common.pool_ms();
             let took = |key: &[u8], stored: &[u8]| {
                 let opened = crate::envelope::open(stored);
-                if opened.expires_at.is_some() && opened.has_expired(wall_clock_ms()) {
+                if opened.has_expired(now) {
                     return;
                 }
                 found.push(key);
@@ -139,7 +139,8 @@ pub(super) async fn count<S: Store>(shard: &Shard<S>, request: &Request) -> Answ
     let mut count = 0;
     if let Some((mut walk, _)) = Wanted::parse(request, false)?.walk(shard) {
         while let Some(page) = walk.next(usize::MAX).await? {
-            count += page.iter().filter(|(_, stored)| is_live(stored)).count();
+            let now = shard.common.pool_ms();
+            count += page.iter().filter(|(_, stored)| is_live(stored, now)).count();
         }
     }
     Ok(Reply::count(count))
@@ -150,7 +151,8 @@ pub(super) async fn delete<S: Store>(shard: &Shard<S>, request: &Request) -> Ans
     if let Some((mut walk, limit)) = Wanted::parse(request, false)?.walk(shard) {
         while count < limit {
             let Some(page) = walk.next(limit - count).await? else { break };
-            let live = page.iter().filter(|(_, stored)| is_live(stored)).map(|(key, _)| key.as_slice());
+            let now = shard.common.pool_ms();
+            let live = page.iter().filter(|(_, stored)| is_live(stored, now)).map(|(key, _)| key.as_slice());
             let work = async |key: &[u8]| {
                 let handle = shard.handle()?;
                 Ok(handle.delete(key).await?)

@@ -3,7 +3,6 @@
 use super::access::{Change, Held};
 use super::expiry::{Expiry, Moment, Unit};
 use super::{Answer, NO_NUMBER, Refused, SYNTAX};
-use crate::common::wall_clock_ms;
 use crate::envelope::{self, Millis};
 use crate::number;
 use crate::resp::{Reply, Request};
@@ -44,7 +43,11 @@ async fn put<S: Store>(
     expires_at: Option<Millis>,
 ) -> Result<(), Refused> {
     let handle = shard.handle()?;
-    Ok(handle.put(key, &envelope::seal(value, expires_at)).await?)
+    handle.put(key, &envelope::seal(value, expires_at)).await?;
+    if let Some(at) = expires_at {
+        shard.deadlines.note(key, at);
+    }
+    Ok(())
 }
 
 /// The options of SET.
@@ -80,7 +83,7 @@ impl SetOptions {
 
 pub(super) async fn set<S: Store>(shard: &Shard<S>, request: &Request) -> Answer {
     let options = SetOptions::parse(request)?;
-    let expires_at = options.expiry.at("set", wall_clock_ms())?;
+    let expires_at = options.expiry.at("set", shard.common.pool_ms())?;
     let (key, value) = (&request[1], &request[2]);
     let is_plain = !(options.if_absent || options.if_present || options.keep_ttl || options.get);
     if is_plain {
@@ -121,7 +124,7 @@ pub(super) async fn set_nx<S: Store>(shard: &Shard<S>, request: &Request) -> Ans
 pub(super) async fn set_ex<S: Store>(shard: &Shard<S>, request: &Request, unit: Unit) -> Answer {
     let name = if unit == Unit::Seconds { "setex" } else { "psetex" };
     let expiry = Expiry::new(unit, Moment::FromNow, &request[2]);
-    put(shard, &request[1], &request[3], expiry.at(name, wall_clock_ms())?).await?;
+    put(shard, &request[1], &request[3], expiry.at(name, shard.common.pool_ms())?).await?;
     Ok(Reply::Ok)
 }
 
@@ -149,7 +152,7 @@ pub(super) async fn get_ex<S: Store>(shard: &Shard<S>, request: &Request) -> Ans
     if expiry.is_none() && !persist {
         return get(shard, request).await;
     }
-    let now = wall_clock_ms();
+    let now = shard.common.pool_ms();
     let decide = |held: Option<&Held>| {
         // As in Redis, a time that is none does not matter if there is no such key.
         let Some(value) = held.map(Held::value) else { return Ok((Change::Keep, Reply::Nil)) };

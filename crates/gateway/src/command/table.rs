@@ -98,6 +98,11 @@ impl Spec {
         self.keys != Keys::Nobodys
     }
 
+    /// Whether a command that found no memory left, perhaps after a part of it, may be carried out again from the start.
+    pub(crate) fn may_repeat(&self) -> bool {
+        self.writes && (self.keys == Keys::One || self.command == Command::MSet)
+    }
+
     /// Its place in [`COMMANDS`].
     pub(crate) fn number(&self) -> usize {
         COMMANDS.iter().position(|spec| std::ptr::eq(spec, self)).unwrap_or(0)

@@ -1,30 +1,19 @@
 //! What a thread does every now and then: publishing its counts, handing clients to other threads; and the first thread for all:
-//! disconnecting clients that are silent, removing keys that have expired, counting keys, asking servers for their memory.
-//!
-//! **The sweep** goes through all keys again and again, a page at a time, with a rest in between: pages are as long as it takes to be
-//! through in [`PASS_TICKS`], but no longer than [`LONGEST_PAGE`]. So it costs little, and a key that has expired and that nobody
-//! asks for takes up memory for a bounded time: about a minute for up to 2.4 million keys, longer in proportion for more.
-//! What it counts on its way is what DBSIZE knows of large indexes.
+//! disconnecting clients that are silent, asking servers for their memory.
 
 use super::{Joined, Shard};
 use crate::command::Refused;
-use crate::common::{ServerMemory, wall_clock_ms};
-use crate::envelope;
+use crate::common::ServerMemory;
 use crate::store::Store;
 use farwood_fabric::clock::MILLISECOND;
 use farwood_fabric::control::{Reply, Request};
 use farwood_fabric::{CallError, FabricError};
 use farwood_index::IndexError;
 use std::collections::BTreeMap;
-use std::ops::Bound;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 const MOMENT_NS: u64 = 100 * MILLISECOND;
-/// Pauses in one pass of the sweep, and pages in between.
-const PASS_TICKS: usize = 600;
-const SHORTEST_PAGE: usize = 128;
-const LONGEST_PAGE: usize = 4096;
 /// Far memory is looked at every so many moments.
 const MEMORY_MOMENTS: u32 = 50;
 /// How long a thread that stops waits for operations under way: as long as Redis waits when it shuts down.
@@ -64,49 +53,6 @@ fn disconnect_silent<S: Store>(shard: &Shard<S>, now: u64) {
             client.disconnect();
         }
     }
-}
-
-/// Removes keys that have expired, and counts the others, until the session ends.
-pub(super) async fn sweep<S: Store>(shard: Rc<Shard<S>>) {
-    let mut page = SHORTEST_PAGE;
-    while !shard.stop.is_set() {
-        match sweep_once(&shard, page).await {
-            Ok(_) if shard.stop.is_set() => return,
-            Ok(found) => {
-                shard.common.census.found(found);
-                page = (found / PASS_TICKS).clamp(SHORTEST_PAGE, LONGEST_PAGE);
-            }
-            // Whatever it is, commands meet it too and say so.
-            Err(_) => shard.sleep(MOMENT_NS).await,
-        }
-    }
-}
-
-/// One pass; how many keys there are.
-async fn sweep_once<S: Store>(shard: &Shard<S>, page: usize) -> Result<usize, Refused> {
-    let mut walk = shard.walk(Bound::Unbounded, Bound::Unbounded, false);
-    let (mut found, mut since_rest) = (0, 0);
-    while let Some(pairs) = walk.next(page - since_rest).await? {
-        if shard.stop.is_set() {
-            break;
-        }
-        let now = wall_clock_ms();
-        for (key, stored) in &pairs {
-            if envelope::open(stored).has_expired(now) {
-                let handle = shard.handle()?;
-                shard.bury(&handle, key, stored).await?;
-            } else {
-                found += 1;
-            }
-        }
-        since_rest += pairs.len();
-        if since_rest >= page {
-            since_rest = 0;
-            shard.sleep(MOMENT_NS).await;
-        }
-    }
-    shard.sleep(MOMENT_NS).await;
-    Ok(found)
 }
 
 /// Looks at far memory every now and then.

@@ -12,14 +12,17 @@
 //! | `connection`, `output` | one client; the replies that it has not read |
 //! | `accept` | taking in new clients |
 //! | `balance` | spreading clients over threads |
-//! | `chores` | what is done every now and then: clients that are silent, keys that have expired, counting |
+//! | `deadlines`, `sweep` | removing keys that have expired |
+//! | `chores` | what is done every now and then: clients that are silent, counting |
 
 pub(crate) mod accept;
 mod balance;
 mod chores;
 mod connection;
+mod deadlines;
 mod output;
 mod sockets;
+mod sweep;
 
 pub(crate) use accept::Inbox;
 
@@ -27,11 +30,13 @@ use crate::budget::Charge;
 use crate::command::{Finder, Refused, execute, execute_absent};
 use crate::common::{Common, Stop};
 use crate::resp::Reply;
+use crate::scarcity::Room;
 use crate::stats::{Far, ThreadStats};
 use crate::store::Store;
 use balance::Balance;
 use connection::{CHUNK_BYTES, Connection, Execute};
-use farwood_fabric::clock::Nanos;
+use deadlines::Deadlines;
+use farwood_fabric::clock::{MILLISECOND, Nanos};
 use farwood_fabric::pipeline::Boxes;
 use farwood_fabric::{Company, Endpoint, Executor, marks};
 use farwood_index::{IndexError, Pool};
@@ -49,6 +54,9 @@ const SPARE_CHUNKS: usize = 64;
 /// Handles that a thread keeps for the next commands.
 const SPARE_HANDLES: usize = 1024;
 
+/// How often a command that waits for room looks whether there is some.
+const ROOM_LOOK_NS: Nanos = MILLISECOND;
+
 /// What the clients of one thread share.
 pub(crate) struct Shard<S: Store> {
     /// The index, unless there is no session.
@@ -63,6 +71,7 @@ pub(crate) struct Shard<S: Store> {
     inboxes: Arc<[Inbox]>,
     balance: Balance,
     finder: Finder,
+    pub(crate) deadlines: Deadlines,
     handles: RefCell<Vec<S::Handle>>,
     chunks: RefCell<Vec<Rc<Vec<u8>>>>,
     blocks: RefCell<Vec<Vec<u8>>>,
@@ -113,6 +122,7 @@ pub(crate) async fn serve<S: Store>(start: Start, joined: Option<Joined<S>>) -> 
         common,
         stop: Arc::clone(&stop),
         number,
+        deadlines: Deadlines::new(inboxes.len()),
         inboxes,
         balance: Balance::default(),
         finder: Finder::new(),
@@ -139,8 +149,11 @@ pub(crate) async fn serve<S: Store>(start: Start, joined: Option<Joined<S>>) -> 
         executor.spawn(take_in(Rc::clone(&shard)));
     }
     executor.spawn(chores::every_moment(Rc::clone(&shard)));
+    if shard.joined.is_some() {
+        shard.spawn_work(deadlines::remove_due(Rc::clone(&shard)));
+    }
     if is_first && shard.joined.is_some() {
-        shard.spawn_work(chores::sweep(Rc::clone(&shard)));
+        shard.spawn_work(sweep::sweep(Rc::clone(&shard)));
         shard.spawn_work(chores::watch_memory(Rc::clone(&shard)));
     }
     stop.wait().await;
@@ -264,6 +277,16 @@ impl<S: Store> Shard<S> {
         if blocks.len() < SPARE_CHUNKS && block.capacity() <= 2 * BLOCK_BYTES {
             blocks.push(block);
         }
+    }
+
+    /// Waits until keys that have expired were removed; whether any were before this time.
+    pub(crate) async fn make_room(&self, end: Nanos) -> bool {
+        let common = &self.common;
+        let Some(waiting) = common.scarcity.want(common.pool_ms()) else { return false };
+        while waiting.look() == Room::Unknown && common.now() < end && !self.stop.is_set() {
+            self.sleep(ROOM_LOOK_NS).await;
+        }
+        waiting.look() == Room::Made
     }
 
     #[inline]

@@ -1,6 +1,7 @@
 //! Clients that take more than their share: memory, time, log lines.
 
 use super::common::{Client, Map, PATIENCE, Value, encode, options, start, wait_for};
+use farwood_gateway::envelope::seal;
 use farwood_gateway::{Gateway, Options};
 use std::io::{BufReader, Read, Write};
 use std::net::TcpStream;
@@ -139,4 +140,47 @@ fn the_metrics_port_survives_readers_that_stand_still() {
     // At most so many are waited for; the others were hung up on.
     still[0].set_read_timeout(Some(PATIENCE)).expect("a time");
     assert_eq!(still[0].read(&mut [0]).unwrap_or(0), 0);
+}
+
+/// What is there was stored by a gateway that is gone.
+#[test]
+fn what_has_expired_makes_room_in_a_full_store() {
+    let map = Map::with_capacity(100_000);
+    {
+        let mut entries = map.lock();
+        for n in 0..900 {
+            entries.insert(format!("old{n}").into_bytes(), seal(&[b'x'; 90], Some(1)).into_owned());
+        }
+    }
+    let gateway = start(&map, options());
+    let mut client = Client::to(gateway.address());
+    for n in 0..700 {
+        assert_eq!(client.ask(&["SET", &format!("new{n}"), &"y".repeat(100)]), Value::Word("OK".into()));
+    }
+    // A store full of what lives says so, without a long look each time.
+    let refused = (0..3000)
+        .map(|n| client.ask(&["SET", &format!("more{n}"), &"y".repeat(100)]))
+        .filter(|value| matches!(value, Value::Error(text) if text.starts_with("OOM ")))
+        .count();
+    assert!(refused > 2000, "{refused}");
+    assert_eq!(client.say("GET old1"), Value::Nil);
+    assert_eq!(client.ask(&["GET", "new1"]), Value::Bytes(b"y".repeat(100)));
+}
+
+/// 20,000 keys a second that live for a second each are not kept for long.
+#[test]
+fn keys_are_removed_as_fast_as_they_expire() {
+    let map = Map::default();
+    let gateway = start(&map, options());
+    let mut client = Client::to(gateway.address());
+    for round in 0..20 {
+        let commands: Vec<u8> =
+            (0..1000).flat_map(|n| encode(&["SET", &format!("k{round}:{n}"), "v", "PX", "200"])).collect();
+        client.send(&commands);
+        for _ in 0..1000 {
+            assert_eq!(client.read(), Value::Word("OK".into()));
+        }
+    }
+    wait_for("all of them to go", || map.lock().is_empty());
+    assert_eq!(number(&mut client, "expired_keys"), 20_000);
 }

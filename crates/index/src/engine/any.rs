@@ -294,4 +294,18 @@ impl OrderedIndex for AnyIndex {
             Self::Sphinx(index) => index.scan_with(start, end, limit, reverse, each).await,
         }
     }
+
+    async fn scan_heads(
+        &self,
+        range: (Bound<&[u8]>, Bound<&[u8]>),
+        limit: usize,
+        reverse: bool,
+        head_bytes: usize,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<usize, IndexError> {
+        match self {
+            Self::Sherman(index) => index.scan_heads(range, limit, reverse, head_bytes, each).await,
+            Self::Sphinx(index) => index.scan_heads(range, limit, reverse, head_bytes, each).await,
+        }
+    }
 }

@@ -416,7 +416,7 @@ impl OrderedIndex for Tree {
     ) -> Result<Vec<KeyValue>, IndexError> {
         let mut found = Vec::new();
         let mut each = |key: &[u8], value: &[u8]| found.push((key.to_vec(), value.to_vec()));
-        self.range((start, end), limit, reverse, &mut each).await?;
+        self.range((start, end), limit, reverse, None, &mut each).await?;
         Ok(found)
     }
 
@@ -428,7 +428,18 @@ impl OrderedIndex for Tree {
         reverse: bool,
         each: &mut dyn FnMut(&[u8], &[u8]),
     ) -> Result<usize, IndexError> {
-        self.range((start, end), limit, reverse, each).await
+        self.range((start, end), limit, reverse, None, each).await
+    }
+
+    async fn scan_heads(
+        &self,
+        range: (Bound<&[u8]>, Bound<&[u8]>),
+        limit: usize,
+        reverse: bool,
+        head_bytes: usize,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<usize, IndexError> {
+        self.range(range, limit, reverse, Some(head_bytes), each).await
     }
 }
 

@@ -22,14 +22,18 @@ mod near;
 pub(super) use near::Room;
 
 use super::Tree;
-use super::layout::{LeafState, NodeRef, Step};
+use super::layout::{LINE, LeafRef, LeafState, MAX_KEY_BYTES, NodeRef, Step, leaf_bytes};
 use super::node::leaf::Leaf;
 use super::node::prefix::Prefixes;
 use super::restructure::common_bytes;
 use crate::api::IndexError;
-use farwood_fabric::Op;
+use crate::shared::surely;
+use farwood_fabric::{Buf, Op};
 use std::cmp::Ordering;
 use std::ops::{Bound, Deref, RangeBounds};
+
+/// Of a leaf of whose value only the first bytes are wanted so much is read at first: enough for keys of usual lengths.
+const FIRST_HEAD_BYTES: usize = 256;
 
 /// A range of keys.
 pub(super) type Range<'a> = (Bound<&'a [u8]>, Bound<&'a [u8]>);
@@ -78,6 +82,8 @@ struct Scan<'a> {
     edges: Edges<'a>,
     limit: usize,
     reverse: bool,
+    /// Of values only so many bytes are wanted, and unchecked.
+    head_bytes: Option<usize>,
     /// Of each step one slot is followed. Always, but for a test of the tests.
     distinct: bool,
     /// Where pairs go, and how many went there.
@@ -151,6 +157,14 @@ impl Scan<'_> {
         true
     }
 
+    /// How many bytes of a leaf are read at first.
+    fn first_bytes(&self, leaf: LeafRef) -> usize {
+        match self.head_bytes {
+            None => leaf.class.bytes(),
+            Some(_) => leaf.class.bytes().min(FIRST_HEAD_BYTES),
+        }
+    }
+
     /// How many pairs are still wanted.
     fn wanted(&self) -> usize {
         self.limit.saturating_sub(self.found)
@@ -184,6 +198,7 @@ impl Tree {
         range: Range<'_>,
         limit: usize,
         reverse: bool,
+        head_bytes: Option<usize>,
         each: &mut dyn FnMut(&[u8], &[u8]),
     ) -> Result<usize, IndexError> {
         let op = self.endpoint.op();
@@ -192,7 +207,7 @@ impl Tree {
         let edges = Edges { start: Edge::of(range.0, seed), end: Edge::of(range.1, seed) };
         let on_edge = OnEdge { start: edges.start.is_some(), end: edges.end.is_some() };
         let distinct = !self.shared.config.sabotage.scan_trusts_moved_leaf;
-        let mut scan = Scan { range, edges, limit, reverse, distinct, each, found: 0 };
+        let mut scan = Scan { range, edges, limit, reverse, head_bytes, distinct, each, found: 0 };
         let root = self.shared.root;
         if self.endpoint.capabilities().immediate {
             self.scan_near(&op, &mut scan, root, on_edge).await?;
@@ -200,6 +215,36 @@ impl Tree {
             self.scan_far(&op, &mut scan, root, on_edge).await?;
         }
         Ok(scan.found)
+    }
+
+    /// Takes what was read of a leaf for it, if that is whole, or as much of it as is wanted.
+    fn accept_part<B: Deref<Target = [u8]>>(
+        &self,
+        at: LeafRef,
+        head_bytes: Option<usize>,
+        bytes: B,
+    ) -> Option<Leaf<B>> {
+        match head_bytes.filter(|_| bytes.len() < at.class.bytes()) {
+            None => self.accept(at, bytes),
+            Some(head_bytes) => Leaf::cut(bytes, head_bytes),
+        }
+    }
+
+    /// READs a leaf, or as much of it as is wanted, after less than that was seen, or a torn one.
+    async fn read_part(
+        &self,
+        op: &Op,
+        at: LeafRef,
+        head_bytes: Option<usize>,
+    ) -> Result<Leaf<Buf>, IndexError> {
+        if let Some(head_bytes) = head_bytes {
+            let most = leaf_bytes(MAX_KEY_BYTES, head_bytes).next_multiple_of(LINE).min(at.class.bytes());
+            let bytes = surely::read(op, at.addr, most).await?;
+            if let Some(leaf) = self.accept_part(at, Some(head_bytes), bytes) {
+                return Ok(leaf);
+            }
+        }
+        self.read_leaf(op, at).await
     }
 
     /// Where a subtree lies that edges of the range may lie within.

@@ -35,6 +35,15 @@ impl<B: Deref<Target = [u8]>> Leaf<B> {
         }
     }
 
+    /// Takes the first bytes of a leaf for it, with no more than `head_bytes` of its value, and unchecked: the value may be torn. The key is
+    /// not, since no rewrite changes it. `None` if there is less than that.
+    pub(in super::super) fn cut(bytes: B, head_bytes: usize) -> Option<Self> {
+        let word = bytes.get(LEAF_HEAD_AT..LEAF_HEAD_AT + 8)?.try_into().ok().map(u64::from_le_bytes)?;
+        let head = LeafHead::from_word(word)?;
+        let head = LeafHead { value_bytes: head.value_bytes.min(head_bytes), ..head };
+        (bytes.len() >= leaf_bytes(head.key_bytes, head.value_bytes)).then_some(Self { bytes, head })
+    }
+
     pub(in super::super) fn key(&self) -> &[u8] {
         &self.bytes[LEAF_KEY_AT..LEAF_KEY_AT + self.head.key_bytes]
     }

@@ -51,10 +51,10 @@ impl Item {
     }
 
     /// What is to be read, and of how many bytes.
-    fn place(&self) -> Option<(GlobalAddr, usize)> {
+    fn place(&self, scan: &Scan<'_>) -> Option<(GlobalAddr, usize)> {
         match self {
             Self::Node { node, .. } => Some((node.addr, node.kind.bytes())),
-            Self::Leaf { leaf, .. } => Some((leaf.addr, leaf.class.bytes())),
+            Self::Leaf { leaf, .. } => Some((leaf.addr, scan.first_bytes(*leaf))),
             Self::Pair(_) => None,
         }
     }
@@ -70,14 +70,14 @@ fn harvest(ahead: &mut Ahead, scan: &mut Scan<'_>) {
 }
 
 /// Where in the list are the first objects to be read, up to so many, and of how many bytes.
-fn next_reads(ahead: &Ahead, wanted: usize, most: usize) -> Vec<(usize, GlobalAddr, usize)> {
+fn next_reads(ahead: &Ahead, scan: &Scan<'_>, most: usize) -> Vec<(usize, GlobalAddr, usize)> {
     let (mut reads, mut bytes, mut pairs) = (Vec::new(), 0, 0);
     for (n, item) in ahead.iter().enumerate() {
-        if reads.len() >= most || pairs >= wanted.max(1) {
+        if reads.len() >= most || pairs >= scan.wanted().max(1) {
             break;
         }
         pairs += item.pairs();
-        let Some((addr, len)) = item.place() else { continue };
+        let Some((addr, len)) = item.place(scan) else { continue };
         if bytes + len > MAX_PARALLEL_BYTES && !reads.is_empty() {
             break;
         }
@@ -112,7 +112,7 @@ impl Tree {
         ahead: Ahead,
         most: usize,
     ) -> Result<Ahead, IndexError> {
-        let reads = next_reads(&ahead, scan.wanted(), most);
+        let reads = next_reads(&ahead, scan, most);
         if reads.len() > 1 {
             marks::hit("parallel_reads");
         }
@@ -189,9 +189,9 @@ impl Tree {
         (at, on_edge): (LeafRef, OnEdge),
         buf: Buf,
     ) -> Result<bool, IndexError> {
-        let leaf = match self.accept(at, buf) {
+        let leaf = match self.accept_part(at, scan.head_bytes, buf) {
             Some(leaf) => leaf,
-            None => self.read_leaf(op, at).await?,
+            None => self.read_part(op, at, scan.head_bytes).await?,
         };
         match scan.judge(&leaf, on_edge) {
             Verdict::Counts => next.push_back(Item::Pair(Box::new(leaf))),

@@ -139,7 +139,7 @@ impl Tree {
                 Halt::Turn => {}
                 Halt::Torn(leaf, on_edge) => {
                     marks::hit("near_scan_torn");
-                    let leaf = Box::pin(self.read_leaf(op, leaf)).await?;
+                    let leaf = Box::pin(self.read_part(op, leaf, scan.head_bytes)).await?;
                     if !scan.weigh(&leaf, on_edge) {
                         room.clear();
                     }
@@ -168,7 +168,7 @@ impl Tree {
                 let Some((target, on_edge)) = room.ahead.pop() else { break };
                 match target {
                     Target::Leaf(leaf) => {
-                        op.expect(leaf.addr, leaf.class.bytes());
+                        op.expect(leaf.addr, scan.first_bytes(leaf));
                         room.coming.push_back((leaf, on_edge));
                     }
                     Target::Node(node) => {
@@ -181,8 +181,8 @@ impl Tree {
             }
             let Some((at, on_edge)) = room.coming.pop_front() else { return Ok(Halt::End) };
             let scratch = &mut room.leaf;
-            let whole = match op.look(at.addr, at.class.bytes(), |words| words.copy_to(scratch)) {
-                Some(seen) => seen.map(|()| self.accept(at, &room.leaf[..]))?,
+            let whole = match op.look(at.addr, scan.first_bytes(at), |words| words.copy_to(scratch)) {
+                Some(seen) => seen.map(|()| self.accept_part(at, scan.head_bytes, &room.leaf[..]))?,
                 None => None,
             };
             let Some(leaf) = whole else { return Ok(Halt::Torn(at, on_edge)) };
