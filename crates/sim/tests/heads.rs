@@ -48,6 +48,8 @@ fn run<E: Engine>(engine: &E, shape: Shape, is_immediate: bool, seed: u64) -> Re
             lock_bytes: 4096,
             max_sessions: 8,
             lease_ns: 10 * MILLISECOND,
+            chunk_bytes: 64 << 10,
+            memory_bytes: 256 * (64 << 10),
             ..ServerConfig::tiny(ServerId::new(n), 2, 512)
         };
         Arc::new(MemoryServer::new(config, ProcedureSet::default()).expect("valid")) as Arc<dyn ServerLogic>

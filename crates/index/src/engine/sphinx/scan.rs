@@ -143,7 +143,9 @@ impl Edges<'_> {
 
 impl Scan<'_> {
     fn take<B: Deref<Target = [u8]>>(&mut self, pair: &Leaf<B>) {
-        (self.each)(pair.key(), pair.value());
+        let value = pair.value();
+        let wanted = self.head_bytes.map_or(value.len(), |head_bytes| head_bytes.min(value.len()));
+        (self.each)(pair.key(), &value[..wanted]);
         self.found += 1;
     }
 
