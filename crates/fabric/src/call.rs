@@ -54,11 +54,31 @@ pub struct CallId {
 
 wire_struct!(CallId { session, term, endpoint, sequence });
 
+/// In whose name verbs and calls go out: a session, which holder of its number, and the proof of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Principal {
+    /// The session; nobody, before there is one.
+    pub session: SessionId,
+    /// Which holder of that number.
+    pub term: u64,
+    /// What the coordinator gave to this session alone: whoever lacks it cannot speak in its name.
+    pub ticket: u64,
+}
+
+impl Principal {
+    /// Whoever has no session yet.
+    pub const NOBODY: Self = Self { session: SessionId::NONE, term: 0, ticket: 0 };
+}
+
+wire_struct!(Principal { session, term, ticket });
+
 /// A call on its way.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Call {
     /// Its name.
     pub id: CallId,
+    /// The ticket of the session in whose name it comes; 0 before there is one.
+    pub ticket: u64,
     /// The caller has seen the replies of all its calls below this sequence number: they may be forgotten.
     pub acknowledged_below: u64,
     /// What to run.
@@ -67,7 +87,7 @@ pub struct Call {
     pub request: Vec<u8>,
 }
 
-wire_struct!(Call { id, acknowledged_below, procedure, request });
+wire_struct!(Call { id, ticket, acknowledged_below, procedure, request });
 
 /// Why a call has no result.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -274,7 +294,7 @@ mod tests {
 
     fn call(sequence: u64, acknowledged_below: u64) -> Call {
         let id = CallId { session: SessionId::new(1), term: 1, endpoint: 0, sequence };
-        Call { id, acknowledged_below, procedure: ProcedureId(9), request: vec![] }
+        Call { id, ticket: 0, acknowledged_below, procedure: ProcedureId(9), request: vec![] }
     }
 
     #[test]

@@ -9,3 +9,4 @@ mod chunk_model;
 mod crash;
 mod driver;
 mod session_model;
+mod wrong_client;

@@ -14,7 +14,7 @@ mod workers;
 use super::Inbox;
 use super::verbs::loopback::Loopback;
 use crate::addr::{ServerId, SessionId};
-use crate::call::{Call, CallError, CallId, CallOutcome, Target};
+use crate::call::{Call, CallError, CallId, CallOutcome, Principal, Target};
 use crate::clock::RealClock;
 use crate::control::ControlError;
 use crate::error::FabricError;
@@ -120,8 +120,16 @@ pub(crate) struct Host {
 #[derive(Debug)]
 struct Admitted {
     term: u64,
+    ticket: u64,
     permissions: Permissions,
     gates: Vec<Passage>,
+}
+
+impl Admitted {
+    /// Whether it is this holder of the number that was admitted, and no other who says so.
+    fn is(&self, who: Principal) -> bool {
+        (self.term, self.ticket) == (who.term, who.ticket)
+    }
 }
 
 /// A gate that was given out, and who may have to be ended to close it.
@@ -213,17 +221,16 @@ impl Host {
 
     // --- connections ---
 
-    /// A gate for an endpoint of `session`. Nobody's endpoints may call and no more; those of a session that is not (or no
+    /// A gate for an endpoint of a session. Nobody's endpoints may call and no more; those of a session that is not (or no
     /// longer) admitted find their gate closed.
     pub(crate) fn connect(
         &self,
-        session: SessionId,
-        term: u64,
+        who: Principal,
         holder: Option<Arc<dyn Holder>>,
     ) -> Result<Opened, FabricError> {
         let mut admitted = lock(&self.admitted);
-        let Some(entry) = admitted.get_mut(&session).filter(|entry| entry.term == term) else {
-            let permissions = if session.is_none() { Permissions::NONE } else { Permissions::ALL };
+        let Some(entry) = admitted.get_mut(&who.session).filter(|entry| entry.is(who)) else {
+            let permissions = if who.session.is_none() { Permissions::NONE } else { Permissions::ALL };
             return Ok(Opened { gate: self.gates.closed(), permissions });
         };
         let Some(gate) = self.gates.take(holder.as_deref()) else {
@@ -306,13 +313,15 @@ impl Host {
         self.calls.fetch_add(1, Ordering::Relaxed);
         match target {
             Target::Server(server) if server == self.id() => {
-                if !id.session.is_none() && peer != HERE {
-                    lock(&self.callers).insert(id.session, (id.term, peer));
-                }
+                let who = Principal { session: id.session, term: id.term, ticket: call.ticket };
                 self.ask(id, target, peer, caller);
                 let _turn = lock(&self.turn);
                 let actions = self.logic.call(&*self.memory, call, self.clock.now());
                 self.carry_out(actions);
+                // Only whoever is the session: when this peer hangs up, the session's lease ends soon.
+                if peer != HERE && lock(&self.admitted).get(&who.session).is_some_and(|entry| entry.is(who)) {
+                    lock(&self.callers).insert(who.session, (who.term, peer));
+                }
             }
             Target::Server(server) => {
                 let error = CallError::Failed(FabricError::UnknownServer { server }.to_string());
@@ -343,12 +352,13 @@ impl Host {
         lock(&self.waiting).remove(&id);
     }
 
-    /// Where calls to `session` arrive for endpoints of this process, which all share it.
-    pub(crate) fn serve_here(&self, session: SessionId, term: u64) -> Arc<Inbox> {
+    /// Where calls to a session arrive for endpoints of this process, which all share it.
+    pub(crate) fn serve_here(&self, who: Principal) -> Arc<Inbox> {
         let admitted = lock(&self.admitted);
-        if !self.may_serve(&admitted, session, term) {
+        if !self.may_serve(&admitted, who) {
             return Arc::new(Inbox::closed());
         }
+        let Principal { session, term, .. } = who;
         let mut serving = lock(&self.serving);
         if let Some(Server { term: of, serving: Serving::Here(inbox), .. }) = serving.get(&session) {
             if *of == term {
@@ -361,17 +371,12 @@ impl Host {
         inbox
     }
 
-    /// A process answers calls to `session` from now on; false if the session has ended.
-    pub(crate) fn serve(
-        &self,
-        session: SessionId,
-        term: u64,
-        peer: PeerId,
-        server: Arc<dyn SessionServer>,
-    ) -> bool {
+    /// A process answers calls to its session from now on; false if the session has ended.
+    pub(crate) fn serve(&self, who: Principal, peer: PeerId, server: Arc<dyn SessionServer>) -> bool {
         let admitted = lock(&self.admitted);
-        let may = self.may_serve(&admitted, session, term);
+        let may = self.may_serve(&admitted, who);
         if may {
+            let Principal { session, term, .. } = who;
             lock(&self.serving).insert(session, Server { term, peer, serving: Serving::Peer(server) });
         }
         may
@@ -379,8 +384,8 @@ impl Host {
 
     /// Calls to sessions go through the coordinator. The number of a session that was fenced may be another's by now: its
     /// calls are not for the first one to answer. (With the lock held: a fence changes it before it looks who serves.)
-    fn may_serve(&self, admitted: &FxHashMap<SessionId, Admitted>, session: SessionId, term: u64) -> bool {
-        self.id() == ServerId::COORDINATOR && admitted.get(&session).is_some_and(|entry| entry.term == term)
+    fn may_serve(&self, admitted: &FxHashMap<SessionId, Admitted>, who: Principal) -> bool {
+        self.id() == ServerId::COORDINATOR && admitted.get(&who.session).is_some_and(|entry| entry.is(who))
     }
 
     /// A process has answered a call to one of its sessions. What it was not asked it cannot answer.
@@ -437,16 +442,16 @@ impl Host {
         let answered: SmallVec<[CallId; 2]> = actions.iter().filter_map(HostAction::answers).collect();
         for action in actions {
             match action {
-                HostAction::Admit { session, term, permissions } => {
+                HostAction::Admit { session, term, ticket, permissions } => {
                     let mut admitted = lock(&self.admitted);
                     // The same session may be admitted again; its connections stay.
                     let gates = admitted.remove(&session).map(|a| a.gates).unwrap_or_default();
-                    admitted.insert(session, Admitted { term, permissions, gates });
+                    admitted.insert(session, Admitted { term, ticket, permissions, gates });
                 }
                 HostAction::Fence { session } => self.fence(session, &answered),
                 HostAction::Reply { to, outcome } => self.reply(to, outcome),
-                HostAction::Run { call, procedure, request } => {
-                    let job = Job { call, procedure, request };
+                HostAction::Run { call, ticket, procedure, request } => {
+                    let job = Job { call, ticket, procedure, request };
                     lock(&self.workers).get_or_insert_with(|| Workers::start(self)).push(job);
                 }
             }

@@ -364,7 +364,7 @@ impl Door {
                 visitor.stage = Stage::Caller;
                 Ok(true)
             }
-            Purpose::Verbs { pool, server, incarnation, view, session, term, replaces } => {
+            Purpose::Verbs { pool, server, incarnation, view, who, replaces } => {
                 let is_us = (pool, server, incarnation, view)
                     == (identity.pool, identity.server, identity.incarnation, VIEW);
                 if !is_us {
@@ -380,7 +380,7 @@ impl Door {
                 };
                 let socket: TcpStream = socket.try_clone()?;
                 let arrived = std::mem::take(&mut visitor.arrived);
-                let answer = match desk.admit(Asked { session, term, replaces }, socket, arrived) {
+                let answer = match desk.admit(Asked { who, replaces }, socket, arrived) {
                     Admitted::Yes(newcomer, answer) => {
                         // The answer goes out before the desk can reply to anything.
                         visitor.peer.send_bytes(&frame(&answer));
@@ -393,7 +393,7 @@ impl Door {
                 visitor.peer.send_bytes(&frame(&answer));
                 Err(Goodbye::Gone)
             }
-            Purpose::Queues { pool, server, incarnation, view, session, term, replaces, port } => {
+            Purpose::Queues { pool, server, incarnation, view, who, replaces, port } => {
                 let is_us = (pool, server, incarnation, view)
                     == (identity.pool, identity.server, identity.incarnation, VIEW);
                 let Stream::Tcp(socket) = &visitor.peer.socket else { return Err(Goodbye::Gone) };
@@ -403,7 +403,7 @@ impl Door {
                         why: "it offers no RDMA; start it with --verbs, or connect with tcp://".into(),
                     }),
                     Some(dock) => {
-                        let wanted = Asked { session, term, replaces };
+                        let wanted = Asked { who, replaces };
                         dock.admit(wanted, &port, socket.try_clone()?, visitor.peer.id)
                     }
                 };
@@ -427,8 +427,8 @@ impl Door {
         let visitor = &mut self.visitors[n];
         let peer = &visitor.peer;
         match (message, &mut visitor.stage) {
-            (FromClient::Connect { request, session, term }, Stage::Member { holder, gates }) => {
-                let answer = match host.connect(session, term, Some(Arc::clone(holder))) {
+            (FromClient::Connect { request, who }, Stage::Member { holder, gates }) => {
+                let answer = match host.connect(who, Some(Arc::clone(holder))) {
                     Ok(opened) => {
                         let (gate, permissions) = (opened.gate.number(), opened.permissions);
                         if gate != 0 {
@@ -448,8 +448,8 @@ impl Door {
             // Gates are for those who map the memory.
             (FromClient::Connect { .. } | FromClient::Disconnect { .. }, _) => return Err(Malformed.into()),
             (FromClient::Call { target, call }, _) => host.call(target, call, peer.id, Arc::clone(peer) as _),
-            (FromClient::Serve { request, session, term }, _) => {
-                let accepted = host.serve(session, term, peer.id, Arc::clone(peer) as _);
+            (FromClient::Serve { request, who }, _) => {
+                let accepted = host.serve(who, peer.id, Arc::clone(peer) as _);
                 peer.send(&FromServer::Serving { request, accepted });
             }
             (FromClient::Reply { to, outcome }, _) => host.reply_of(peer.id, to, outcome),

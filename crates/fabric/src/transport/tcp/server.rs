@@ -14,7 +14,7 @@ use super::buffer::{Outgoing, first_frame};
 use super::execute::Reach;
 use super::frames::Admission;
 use super::verbs::{MAX_REQUEST_BYTES, Refusal};
-use crate::addr::SessionId;
+use crate::call::Principal;
 use crate::clock::{MICROSECOND, Nanos, RealClock};
 use crate::exec::lock;
 use crate::status::Traffic;
@@ -57,8 +57,7 @@ const WOKEN: u64 = u64::MAX;
 /// What a verbs connection asks for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
-    pub(crate) session: SessionId,
-    pub(crate) term: u64,
+    pub(crate) who: Principal,
     /// The connection that is to be fenced first; 0: none.
     pub(crate) replaces: u64,
 }
@@ -82,8 +81,7 @@ pub(crate) struct Newcomer {
 /// A connection, to those who may have to fence it.
 #[derive(Debug)]
 struct Known {
-    session: SessionId,
-    term: u64,
+    who: Principal,
     gate: Gate,
     socket: Arc<TcpStream>,
 }
@@ -152,18 +150,18 @@ impl Desk {
 
     /// Decides about a connection. If it replaces another of its session, that one is fenced when this returns.
     pub(crate) fn admit(&self, asked: Asked, socket: TcpStream, arrived: Vec<u8>) -> Admitted {
-        let Asked { session, term, replaces } = asked;
-        self.fence(replaces, session, term);
+        let Asked { who, replaces } = asked;
+        self.fence(replaces, who);
         if lock(&self.known).len() >= MAX_CONNECTIONS {
             return Admitted::No(Admission::NoRoom {});
         }
-        let opened = match self.host.connect(session, term, None) {
+        let opened = match self.host.connect(who, None) {
             Err(_) => return Admitted::No(Admission::NoRoom {}),
             Ok(opened) if opened.gate.number() == 0 => return Admitted::No(Admission::NotAdmitted {}),
             Ok(opened) => opened,
         };
         let (id, socket) = (self.next_id.fetch_add(1, Ordering::Relaxed), Arc::new(socket));
-        let known = Known { session, term, gate: opened.gate.clone(), socket: Arc::clone(&socket) };
+        let known = Known { who, gate: opened.gate.clone(), socket: Arc::clone(&socket) };
         lock(&self.known).insert(id, known);
         let reach = Reach {
             server: self.host.id(),
@@ -180,10 +178,10 @@ impl Desk {
     }
 
     /// Makes sure that nothing of a connection can land any more. Only its own session may ask for that.
-    fn fence(&self, id: u64, session: SessionId, term: u64) {
+    fn fence(&self, id: u64, who: Principal) {
         // With the lock held: as long as the connection is known, its gate is not given back, and is nobody else's.
         let known = lock(&self.known);
-        if let Some(old) = known.get(&id).filter(|old| (old.session, old.term) == (session, term)) {
+        if let Some(old) = known.get(&id).filter(|old| old.who == who) {
             self.host.close(&old.gate);
             // The thread finds out, and gives the gate back.
             let _ = old.socket.shutdown(Shutdown::Both);
