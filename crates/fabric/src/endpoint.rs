@@ -256,6 +256,10 @@ impl Endpoint {
                         endpoint.inner.link.reply(call.id, Err(CallError::Forgotten));
                         continue;
                     }
+                    Seen::TooMany { open } => {
+                        endpoint.inner.link.reply(call.id, Err(CallError::Unacknowledged { open }));
+                        continue;
+                    }
                 }
                 let (serving, inbox) = (endpoint.clone(), Arc::clone(&inbox));
                 let procedure = procedures.get(call.procedure);

@@ -36,6 +36,7 @@ pub mod pages;
 mod pins;
 pub mod pipeline;
 pub mod procedure;
+pub mod rarely;
 pub mod region;
 pub mod server;
 pub mod session;

@@ -33,14 +33,17 @@ use crate::exec::{Executor, lock};
 use crate::label::Label;
 use crate::marks;
 use crate::pins::{IDLE, PinSlot};
+use crate::rarely::Rarely;
 use crate::transport::Cluster;
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::task::Poll;
 
+/// Each session that joins finds the same servers empty.
+static LOSSES: LazyLock<Rarely> = LazyLock::new(Rarely::default);
 /// A server that has not answered for so long is silent.
 const SILENCE_NS: Nanos = 3 * SECOND;
 /// How many leases a session tries to settle what is unknown; and how long, if its lease never ends.
@@ -74,6 +77,8 @@ struct Inner {
     id: SessionId,
     term: u64,
     ticket: u64,
+    /// Servers that came back empty: indexes with numbers below these have lost what they had there.
+    emptied: Vec<(ServerId, IndexId)>,
     lease_ns: Nanos,
     journals: Vec<GlobalAddr>,
     servers: Vec<ServerId>,
@@ -178,10 +183,14 @@ impl Session {
         let view = cluster.view();
         let coordinator = view.servers.get(ServerId::COORDINATOR.index()).map_or(0, |one| one.incarnation);
         let attach = Request::AttachSession { read_only, term, coordinator, next_index, seal };
+        let mut emptied = Vec::new();
         for server in servers.iter().copied().filter(|s| *s != ServerId::COORDINATOR) {
             let error = match member.op().control(server, &attach).await {
-                Ok(Reply::Session { journal, .. }) => {
+                Ok(Reply::Session { journal, lost_below, .. }) => {
                     journals.push(journal);
+                    if lost_below > 1 {
+                        emptied.push((server, lost_below));
+                    }
                     continue;
                 }
                 Ok(_) => crate::call::CallError::Malformed.into(),
@@ -204,6 +213,7 @@ impl Session {
             id,
             term,
             ticket,
+            emptied,
             lease_ns,
             journals,
             servers,
@@ -222,7 +232,40 @@ impl Session {
             pins: Mutex::default(),
             flush: Mutex::new(Flush { dropped: epochs.flush, done: epochs.flush, ..Flush::default() }),
         };
-        Ok(Self { inner: Arc::new(inner) })
+        let session = Self { inner: Arc::new(inner) };
+        session.report_losses(&member).await;
+        Ok(session)
+    }
+
+    /// Servers that came back empty, each with a number: indexes with lower numbers have lost what they had there.
+    pub fn emptied(&self) -> &[(ServerId, IndexId)] {
+        &self.inner.emptied
+    }
+
+    /// Says which indexes have lost something, if there are any.
+    async fn report_losses(&self, member: &Endpoint) {
+        if self.emptied().is_empty() {
+            return;
+        }
+        let Ok(Reply::Indexes { infos }) =
+            member.op().control(ServerId::COORDINATOR, &Request::ListIndexes {}).await
+        else {
+            return;
+        };
+        for (server, below) in self.emptied() {
+            let lost = infos.iter().filter(|info| info.id < *below);
+            let names: Vec<String> = lost.map(|info| format!("'{}'", info.name)).collect();
+            if names.is_empty() {
+                continue;
+            }
+            if let Some(more) = LOSSES.say(member.now()) {
+                tracing::error!(
+                    "server {server} came back with empty memory: what {} had there is gone, and keys of which a part was there \
+                     answer errors; drop the index and load it again, or start {server} with the memory that it had{more}",
+                    names.join(", ")
+                );
+            }
+        }
     }
 
     /// Its number.

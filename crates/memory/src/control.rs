@@ -58,8 +58,10 @@ impl Server {
     ) -> Result<Answer, CallError> {
         if let Request::AttachSession { read_only, term, coordinator, next_index, seal } = *request {
             let opened = Opened { term, read_only, next_index };
+            // Whoever comes again is told its ticket again, so this has to be proven on the coordinator, too.
+            let of = if self.is_coordinator() { self.identity.incarnation } else { coordinator };
+            self.check_seal(seal, self.config.secret.opened(of, caller, opened))?;
             if !self.is_coordinator() {
-                self.check_seal(seal, self.config.secret.opened(coordinator, caller, opened))?;
                 self.check_coordinators(memory, coordinator, next_index)?;
             }
             return self.attach(memory, caller, term, read_only);
@@ -74,13 +76,14 @@ impl Server {
     /// What is here belongs to the memory of one coordinator: its terms and its catalog say what it means. One that comes back with
     /// empty memory begins to count anew. Whoever is new here himself had nothing of the indexes that there were before.
     fn check_coordinators(
-        &self,
+        &mut self,
         memory: &dyn ServerMemory,
         coordinator: u32,
         next_index: IndexId,
     ) -> Result<(), ControlError> {
         let known = layout::load(memory, superblock::COORDINATOR_AT);
         if known == 0 {
+            self.lost_below = next_index;
             layout::store(memory, superblock::LOST_BELOW_AT, u64::from(next_index));
             layout::store(memory, superblock::COORDINATOR_AT, u64::from(coordinator));
         } else if known != u64::from(coordinator) {
@@ -465,15 +468,10 @@ impl Server {
             ticket,
             next_index,
             seal: if is_coordinator { secret.opened(coordinator, session, opened) } else { 0 },
-            lost_below: self.lost_below(memory),
+            lost_below: self.lost_below,
         };
         let who = Principal { session, term, ticket };
         Ok(Answer { fence: None, admit: Some((who, permissions)), reply: Ok(reply) })
-    }
-
-    /// Indexes with numbers below this have lost what they had here.
-    fn lost_below(&self, memory: &dyn ServerMemory) -> IndexId {
-        IndexId::try_from(layout::load(memory, superblock::LOST_BELOW_AT)).unwrap_or(IndexId::MAX)
     }
 
     /// What the tables hold, for those who watch.
@@ -490,6 +488,7 @@ impl Server {
             cores: u16::try_from(self.config.cores).unwrap_or(u16::MAX),
             running,
             queued,
+            lost_below: self.lost_below,
         }
     }
 

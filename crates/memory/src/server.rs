@@ -131,6 +131,8 @@ pub(crate) struct Server {
     pub(crate) next_look: Nanos,
     /// (Coordinator) When somebody was last asked to finish the drop of an index.
     pub(crate) drop_offers: BTreeMap<IndexId, Nanos>,
+    /// (Other servers) Indexes with numbers below this have lost what they had here.
+    pub(crate) lost_below: IndexId,
 }
 
 impl Server {
@@ -181,6 +183,7 @@ impl Server {
             held_back: Vec::new(),
             next_look: 0,
             drop_offers: BTreeMap::new(),
+            lost_below: layout::load(memory, superblock::LOST_BELOW_AT) as IndexId,
         };
         server.sessions.repair(memory);
         server.disown_the_gone(memory);
@@ -283,6 +286,7 @@ impl Server {
             Seen::Running => Some(vec![]),
             Seen::Done(outcome) => Some(vec![reply(call.id, outcome)]),
             Seen::Forgotten => Some(vec![reply(call.id, Err(CallError::Forgotten))]),
+            Seen::TooMany { open } => Some(vec![reply(call.id, Err(CallError::Unacknowledged { open }))]),
         }
     }
 

@@ -66,7 +66,7 @@ fn hello(introduction: &[u8]) -> Vec<u8> {
 }
 
 /// A line for calls, as any process opens it.
-fn line() -> Vec<u8> {
+pub(crate) fn line() -> Vec<u8> {
     let mut said = vec![0; 8 + 4];
     said.push(1);
     hello(&said)
@@ -103,7 +103,7 @@ fn mutate(rng: &mut fastrand::Rng, frame: &mut Vec<u8>) {
     }
 }
 
-fn resident_kib(process: &Process) -> u64 {
+pub(crate) fn resident_kib(process: &Process) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.0.id())).expect("it runs");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
     line.split_whitespace().next().and_then(|kib| kib.parse().ok()).expect("a number")

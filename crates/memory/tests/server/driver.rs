@@ -11,7 +11,7 @@ use farwood_fabric::wire::{decode, encode};
 use farwood_memory::seal::Opened;
 use farwood_memory::testing::VecMemory;
 use farwood_memory::{MemoryServer, ServerConfig};
-use std::cell::RefCell;
+use std::cell::{Ref, RefCell};
 use std::collections::BTreeMap;
 
 /// The incarnation of the coordinator's memory, in every test here.
@@ -74,6 +74,11 @@ impl<M: ServerMemory> World<M> {
             }
         }
         actions
+    }
+
+    /// The terms and tickets of those who were admitted.
+    pub(crate) fn terms(&self) -> Ref<'_, BTreeMap<SessionId, (u64, u64)>> {
+        self.terms.borrow()
     }
 
     /// The reply to a request.

@@ -108,6 +108,19 @@ fn nobody_attaches_with_a_term_that_the_coordinator_did_not_give() {
     }
 }
 
+/// Whoever attaches again hears its ticket again.
+#[test]
+fn the_coordinator_tells_nobody_anothers_ticket() {
+    let mut world = coordinator();
+    let (victim, term, _) = world.open_with_term().expect("room");
+    for seal in [0, 1, u64::MAX] {
+        let (read_only, coordinator, next_index) = (false, 1, 1);
+        let attach = Request::AttachSession { read_only, term, coordinator, next_index, seal };
+        assert_eq!(world.ask(victim, attach), unproven(0));
+    }
+    assert!(matches!(world.attach(victim, term), Ok(Reply::Session { .. })));
+}
+
 #[test]
 fn who_comes_first_cannot_bind_a_server_to_a_coordinator_that_is_none() {
     let mut world = other();
@@ -192,6 +205,26 @@ fn nobody_speaks_in_anothers_name() {
         world.ask(victim, Request::ListChunks { owner: None }).expect("it lives");
         world.done(victim, Request::CloseSession {});
     }
+}
+
+#[test]
+fn who_never_acknowledges_is_stopped_and_others_are_not() {
+    let mut world = coordinator();
+    let ((wrong, _), (fine, _)) = (world.open().expect("room"), world.open().expect("room"));
+    let mut refusals = 0;
+    for _ in 0..20_000 {
+        match world.ask(wrong, Request::ListSessions {}) {
+            Ok(Reply::Sessions { .. }) => assert_eq!(refusals, 0),
+            Err(CallError::Unacknowledged { open: 1024 }) => refusals += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(refusals, 20_000 - 1024);
+    world.ask(fine, Request::ListSessions {}).expect("others are served");
+    // It goes on when it acknowledges.
+    let call = world.control(wrong, &Request::ListSessions {});
+    let call = Call { acknowledged_below: call.id.sequence, ..call };
+    understand(outcome(&call, world.send(&call))).expect("it is served again");
 }
 
 #[test]

@@ -16,16 +16,20 @@ use super::verbs::loopback::Loopback;
 use crate::addr::{ServerId, SessionId};
 use crate::call::{Call, CallError, CallId, CallOutcome, Principal, Target};
 use crate::clock::RealClock;
-use crate::control::ControlError;
+use crate::control::{ControlError, Request};
 use crate::error::FabricError;
 use crate::exec::lock;
+use crate::procedure::ProcedureId;
+use crate::rarely::Rarely;
 use crate::region::{Identity, Permissions, RegionTable};
 use crate::server::{HostAction, ServerLogic, StartError};
 use crate::status::{Pages, ServerStatus, Traffic};
+use crate::wire;
 use gates::{Gate, Gates, Holder};
 use regions::Regions;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -41,6 +45,11 @@ pub(crate) const HERE: PeerId = 0;
 pub(crate) trait Caller: Send + Sync + fmt::Debug {
     /// The call has ended.
     fn answer(&self, to: CallId, outcome: CallOutcome);
+
+    /// Where it is, for people.
+    fn whence(&self) -> String {
+        "this process".to_owned()
+    }
 }
 
 /// A process that serves calls to its sessions.
@@ -86,11 +95,72 @@ struct Server {
 #[derive(Debug)]
 struct Waiting {
     target: Target,
+    /// Who asked first.
+    by: PeerId,
     askers: SmallVec<[(PeerId, Arc<dyn Caller>); 1]>,
 }
 
 /// Of those who ask the same again and again, so many are answered.
 const MAX_ASKERS: usize = 16;
+
+/// How many calls of one process may wait for sessions to answer: sessions may take as long as they like.
+const MAX_WAITING: u32 = 16 << 10;
+
+/// The calls that have not been answered.
+#[derive(Default, Debug)]
+struct AllWaiting {
+    calls: FxHashMap<CallId, Waiting>,
+    /// How many of them each process asked first.
+    by: FxHashMap<PeerId, u32>,
+}
+
+impl AllWaiting {
+    /// False if that process has too many already.
+    fn insert(&mut self, id: CallId, target: Target, peer: PeerId, caller: Arc<dyn Caller>) -> bool {
+        let entry = match self.calls.entry(id) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let count = self.by.entry(peer).or_default();
+                if *count >= MAX_WAITING && peer != HERE {
+                    return false;
+                }
+                *count += 1;
+                entry.insert(Waiting { target, by: peer, askers: SmallVec::new() })
+            }
+        };
+        if entry.askers.len() == MAX_ASKERS {
+            entry.askers.remove(0);
+        }
+        entry.askers.push((peer, caller));
+        true
+    }
+
+    fn remove(&mut self, id: CallId) -> Option<Waiting> {
+        let waiting = self.calls.remove(&id)?;
+        Self::forget(&mut self.by, waiting.by);
+        Some(waiting)
+    }
+
+    fn retain(&mut self, mut stays: impl FnMut(CallId, &mut Waiting) -> bool) {
+        let by = &mut self.by;
+        self.calls.retain(|id, waiting| {
+            let stays = stays(*id, waiting);
+            if !stays {
+                Self::forget(by, waiting.by);
+            }
+            stays
+        });
+    }
+
+    fn forget(by: &mut FxHashMap<PeerId, u32>, peer: PeerId) {
+        if let Entry::Occupied(mut count) = by.entry(peer) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+}
 
 /// A memory server in this process.
 pub(crate) struct Host {
@@ -107,7 +177,7 @@ pub(crate) struct Host {
     /// (Coordinator) Who answers calls to a session.
     serving: Mutex<FxHashMap<SessionId, Server>>,
     /// Calls that have not been answered.
-    waiting: Mutex<FxHashMap<CallId, Waiting>>,
+    waiting: Mutex<AllWaiting>,
     /// From which process each session was last heard of.
     callers: Mutex<FxHashMap<SessionId, (u64, PeerId)>>,
     workers: Mutex<Option<Workers>>,
@@ -115,6 +185,7 @@ pub(crate) struct Host {
     calls: AtomicU64,
     /// By which procedures take part in the atomics of an RDMA device.
     loopback: OnceLock<Arc<Loopback>>,
+    evictions: Rarely,
 }
 
 #[derive(Debug)]
@@ -177,6 +248,7 @@ impl Host {
             workers: Mutex::default(),
             calls: AtomicU64::new(0),
             loopback: OnceLock::new(),
+            evictions: Rarely::default(),
         }))
     }
 
@@ -314,9 +386,15 @@ impl Host {
         match target {
             Target::Server(server) if server == self.id() => {
                 let who = Principal { session: id.session, term: id.term, ticket: call.ticket };
-                self.ask(id, target, peer, caller);
+                let eviction = eviction(&call).map(|victim| (victim, caller.whence()));
+                if !self.ask(id, target, peer, caller) {
+                    return;
+                }
                 let _turn = lock(&self.turn);
                 let actions = self.logic.call(&*self.memory, call, self.clock.now());
+                if let Some((victim, whence)) = eviction {
+                    self.log_eviction(victim, id.session, &whence, &actions);
+                }
                 self.carry_out(actions);
                 // Only whoever is the session: when this peer hangs up, the session's lease ends soon.
                 if peer != HERE && lock(&self.admitted).get(&who.session).is_some_and(|entry| entry.is(who)) {
@@ -332,24 +410,47 @@ impl Host {
                 let Some((term, serving)) = server else {
                     return caller.answer(id, Err(CallError::NoSuchSession { session }));
                 };
-                self.ask(id, target, peer, caller);
-                serving.incoming(session, term, call);
+                if self.ask(id, target, peer, caller) {
+                    serving.incoming(session, term, call);
+                }
             }
         }
     }
 
-    fn ask(&self, id: CallId, target: Target, peer: PeerId, caller: Arc<dyn Caller>) {
-        let mut waiting = lock(&self.waiting);
-        let entry = waiting.entry(id).or_insert_with(|| Waiting { target, askers: SmallVec::new() });
-        if entry.askers.len() == MAX_ASKERS {
-            entry.askers.remove(0);
+    /// Whether the call may be made: otherwise that was answered.
+    fn ask(&self, id: CallId, target: Target, peer: PeerId, caller: Arc<dyn Caller>) -> bool {
+        let may = lock(&self.waiting).insert(id, target, peer, Arc::clone(&caller));
+        if !may {
+            caller.answer(id, Err(CallError::Busy { queued: MAX_WAITING }));
         }
-        entry.askers.push((peer, caller));
+        may
+    }
+
+    /// Ending a session that lives is somebody's decision: who took it is written down.
+    fn log_eviction(
+        &self,
+        (victim, term): (SessionId, u64),
+        by: SessionId,
+        whence: &str,
+        actions: &[HostAction],
+    ) {
+        let is_refused =
+            actions.iter().any(|action| matches!(action, HostAction::Reply { outcome: Err(_), .. }));
+        if let Some(more) = self.evictions.say(self.clock.now()) {
+            let what = if is_refused { "was not evicted, as was asked" } else { "was evicted" };
+            tracing::warn!("session {victim} of term {term} {what} by session {by} at {whence}{more}");
+        }
+    }
+
+    /// Whether a session was last heard of from this process.
+    pub(crate) fn speaks(&self, peer: PeerId) -> bool {
+        lock(&self.callers).values().any(|(_, caller)| *caller == peer)
+            || lock(&self.serving).values().any(|server| server.peer == peer)
     }
 
     /// The caller does not wait any more.
     pub(crate) fn forget_call(&self, id: CallId) {
-        lock(&self.waiting).remove(&id);
+        lock(&self.waiting).remove(id);
     }
 
     /// Where calls to a session arrive for endpoints of this process, which all share it.
@@ -390,7 +491,7 @@ impl Host {
 
     /// A process has answered a call to one of its sessions. What it was not asked it cannot answer.
     pub(crate) fn reply_of(&self, peer: PeerId, to: CallId, outcome: CallOutcome) {
-        let target = lock(&self.waiting).get(&to).map(|waiting| waiting.target);
+        let target = lock(&self.waiting).calls.get(&to).map(|waiting| waiting.target);
         let asked = match target {
             Some(Target::Session(session)) => {
                 lock(&self.serving).get(&session).is_some_and(|server| server.peer == peer)
@@ -404,7 +505,7 @@ impl Host {
 
     /// A call has been answered.
     pub(crate) fn reply(&self, to: CallId, outcome: CallOutcome) {
-        let waiting = lock(&self.waiting).remove(&to);
+        let waiting = lock(&self.waiting).remove(to);
         let mut askers = waiting.map(|waiting| waiting.askers).unwrap_or_default();
         let last = askers.pop();
         for (_, caller) in askers {
@@ -417,9 +518,9 @@ impl Host {
 
     fn end_waiting(&self, how: impl Fn(CallId, Target) -> Option<CallError>) {
         let mut ended = Vec::new();
-        lock(&self.waiting).retain(|id, waiting| match how(*id, waiting.target) {
+        lock(&self.waiting).retain(|id, waiting| match how(id, waiting.target) {
             Some(error) => {
-                ended.extend(waiting.askers.drain(..).map(|(_, caller)| (*id, caller, error.clone())));
+                ended.extend(waiting.askers.drain(..).map(|(_, caller)| (id, caller, error.clone())));
                 false
             }
             None => true,
@@ -478,6 +579,17 @@ impl Host {
             Target::Session(to) if to == session => Some(CallError::Unknown),
             _ => None,
         });
+    }
+}
+
+/// Whom a call is to evict, if that is what it asks for.
+fn eviction(call: &Call) -> Option<(SessionId, u64)> {
+    if call.procedure != ProcedureId::CONTROL {
+        return None;
+    }
+    match wire::decode::<Request>(&call.request) {
+        Ok(Request::Evict { victim, term }) => Some((victim, term)),
+        _ => None,
     }
 }
 
