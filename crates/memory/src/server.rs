@@ -183,7 +183,8 @@ impl Server {
             held_back: Vec::new(),
             next_look: 0,
             drop_offers: BTreeMap::new(),
-            lost_below: layout::load(memory, superblock::LOST_BELOW_AT) as IndexId,
+            lost_below: IndexId::try_from(layout::load(memory, superblock::LOST_BELOW_AT))
+                .map_err(|_| layout::damaged("what was lost with server", u64::from(config.server.get())))?,
         };
         server.sessions.repair(memory);
         server.disown_the_gone(memory);

@@ -57,9 +57,9 @@ fn messages_that_are_half_said_do_not_fill_a_server() {
         session.list(&endpoint.op()).await.expect("others are served");
         let after = resident_kib(&server);
         println!("{before} KiB, with {} half messages {after} KiB", lines.len());
-        assert!(after < before + (128 << 10), "it grew from {before} KiB to {after} KiB");
+        // 64 MiB are messages; an allocator that has moved them as they grew holds some times that.
+        assert!(after < before + (256 << 10), "it grew from {before} KiB to {after} KiB");
         drop(lines);
-        // Requests on verbs connections are short, and there may be many of them.
         let word = GlobalAddr::new(ServerId::COORDINATOR, RegionId::LOCK, 0);
         endpoint.op().faa(word, 1).await.expect("others are served");
     });

@@ -115,14 +115,20 @@ struct AllWaiting {
 }
 
 impl AllWaiting {
-    /// False if that process has too many already.
-    fn insert(&mut self, id: CallId, target: Target, peer: PeerId, caller: Arc<dyn Caller>) -> bool {
+    /// Gives the caller back if that process has too many already.
+    fn insert(
+        &mut self,
+        id: CallId,
+        target: Target,
+        peer: PeerId,
+        caller: Arc<dyn Caller>,
+    ) -> Result<(), Arc<dyn Caller>> {
         let entry = match self.calls.entry(id) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(entry) => {
                 let count = self.by.entry(peer).or_default();
                 if *count >= MAX_WAITING && peer != HERE {
-                    return false;
+                    return Err(caller);
                 }
                 *count += 1;
                 entry.insert(Waiting { target, by: peer, askers: SmallVec::new() })
@@ -132,7 +138,7 @@ impl AllWaiting {
             entry.askers.remove(0);
         }
         entry.askers.push((peer, caller));
-        true
+        Ok(())
     }
 
     fn remove(&mut self, id: CallId) -> Option<Waiting> {
@@ -419,11 +425,11 @@ impl Host {
 
     /// Whether the call may be made: otherwise that was answered.
     fn ask(&self, id: CallId, target: Target, peer: PeerId, caller: Arc<dyn Caller>) -> bool {
-        let may = lock(&self.waiting).insert(id, target, peer, Arc::clone(&caller));
-        if !may {
+        let refused = lock(&self.waiting).insert(id, target, peer, caller).err();
+        if let Some(caller) = &refused {
             caller.answer(id, Err(CallError::Busy { queued: MAX_WAITING }));
         }
-        may
+        refused.is_none()
     }
 
     /// Ending a session that lives is somebody's decision: who took it is written down.

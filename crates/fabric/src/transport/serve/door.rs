@@ -404,16 +404,23 @@ impl Door {
             Stage::Moored(_) if visitor.arrived.is_empty() => false,
             Stage::Moored(_) => return Err(Goodbye::Gone),
         };
-        while is_client {
+        if is_client {
+            self.obey_all(n, now)?;
+        }
+        Ok(())
+    }
+
+    /// Does what a client's messages say, as long as it reads the answers.
+    fn obey_all(&mut self, n: usize, now: Nanos) -> Result<(), Goodbye> {
+        loop {
             let visitor = &mut self.visitors[n];
             visitor.is_waiting = visitor.peer.unsent() > ENOUGH_UNSENT_BYTES;
             if visitor.is_waiting {
-                break;
+                return Ok(());
             }
-            let Some(message) = visitor.next_message(now)? else { break };
+            let Some(message) = visitor.next_message(now)? else { return Ok(()) };
             self.obey(n, message)?;
         }
-        Ok(())
     }
 
     /// Reads the introduction of a process of this machine; whether it is a client now.
