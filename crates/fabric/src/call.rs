@@ -5,7 +5,7 @@ use crate::control::ControlError;
 use crate::procedure::ProcedureId;
 use crate::wire::{Malformed, Wire, wire_struct};
 use rustc_hash::FxHashMap;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
 /// Who executes a call.
@@ -54,11 +54,31 @@ pub struct CallId {
 
 wire_struct!(CallId { session, term, endpoint, sequence });
 
+/// In whose name verbs and calls go out: a session, which holder of its number, and the proof of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Principal {
+    /// The session; nobody, before there is one.
+    pub session: SessionId,
+    /// Which holder of that number.
+    pub term: u64,
+    /// What the coordinator gave to this session alone: whoever lacks it cannot speak in its name.
+    pub ticket: u64,
+}
+
+impl Principal {
+    /// Whoever has no session yet.
+    pub const NOBODY: Self = Self { session: SessionId::NONE, term: 0, ticket: 0 };
+}
+
+wire_struct!(Principal { session, term, ticket });
+
 /// A call on its way.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Call {
     /// Its name.
     pub id: CallId,
+    /// The ticket of the session in whose name it comes; 0 before there is one.
+    pub ticket: u64,
     /// The caller has seen the replies of all its calls below this sequence number: they may be forgotten.
     pub acknowledged_below: u64,
     /// What to run.
@@ -67,7 +87,7 @@ pub struct Call {
     pub request: Vec<u8>,
 }
 
-wire_struct!(Call { id, acknowledged_below, procedure, request });
+wire_struct!(Call { id, ticket, acknowledged_below, procedure, request });
 
 /// Why a call has no result.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -94,6 +114,11 @@ pub enum CallError {
     Malformed,
     /// The caller had already acknowledged the reply, so it is gone. It is not run again.
     Forgotten,
+    /// The endpoint has too many calls whose replies it has not acknowledged. It did not run.
+    Unacknowledged {
+        /// So many.
+        open: u32,
+    },
     /// The procedure itself failed.
     Failed(String),
     /// The memory server refused, and says why.
@@ -113,6 +138,10 @@ impl fmt::Display for CallError {
             Self::NoSuchSession { session } => write!(f, "{session} does not exist or serves no calls"),
             Self::Malformed => f.write_str("a call's bytes could not be understood; the versions may differ"),
             Self::Forgotten => f.write_str("a call was repeated after its reply had been acknowledged"),
+            Self::Unacknowledged { open } => write!(
+                f,
+                "{open} calls of this endpoint run or wait to be acknowledged; let the oldest end before you make more"
+            ),
             Self::Failed(why) => write!(f, "the procedure failed: {why}"),
             Self::Control(error) => error.fmt(f),
         }
@@ -153,6 +182,10 @@ impl Wire for CallError {
                 7u8.put(out);
                 error.put(out);
             }
+            Self::Unacknowledged { open } => {
+                8u8.put(out);
+                open.put(out);
+            }
         }
     }
     fn take(input: &mut &[u8]) -> Result<Self, Malformed> {
@@ -165,6 +198,7 @@ impl Wire for CallError {
             5 => Self::Forgotten,
             6 => Self::Failed(String::take(input)?),
             7 => Self::Control(ControlError::take(input)?),
+            8 => Self::Unacknowledged { open: u32::take(input)? },
             _ => return Err(Malformed),
         })
     }
@@ -182,24 +216,46 @@ pub enum Seen {
     Running,
     /// It ran: this is its reply.
     Done(CallOutcome),
-    /// It ran, and its reply was acknowledged: do not run it.
+    /// It ran, and its reply was acknowledged or is not kept any more: do not run it.
     Forgotten,
+    /// It is new, and not to be run: the caller has to acknowledge first what it has been answered.
+    TooMany {
+        /// How many of its calls have not been acknowledged.
+        open: u32,
+    },
 }
 
 /// Remembers calls so that a repeat runs at most once.
 ///
-/// Bounded: a caller keeps few calls open and acknowledges the rest with each new one; of callers that have nothing
-/// running, the [`MAX_CALLERS`] that called last are remembered.
+/// Bounded, whatever a session does. A caller (an endpoint) keeps few calls open and acknowledges the rest with each new one; one with
+/// [`MAX_OPEN`] is told to. Of a session's callers that have nothing running, the [`MAX_CALLERS`] that called last are remembered.
+/// The replies kept for a session have [`MAX_KEPT_BYTES`], and the last one: of older ones it is only known that they were there, since
+/// whoever has not repeated a call for so long has its reply. No session takes room from another.
 /// Invariant: a sequence number below `acknowledged_below` is not in `done`. It may be in `running` until it finishes (the
 /// caller gave up on it); its outcome is then not kept.
 #[derive(Default, Debug)]
 pub struct CallTable {
-    callers: FxHashMap<(SessionId, u64), Caller>,
+    sessions: FxHashMap<SessionId, Calls>,
     clock: u64,
 }
 
-/// How many callers a table remembers.
-pub const MAX_CALLERS: usize = 4096;
+/// How many callers of one session a table remembers. Those who have no session yet are one here.
+pub const MAX_CALLERS: usize = 1024;
+/// How many calls a caller may have that run, or whose replies it has not acknowledged.
+pub const MAX_OPEN: usize = 1024;
+/// How many a session's callers may have together, before some are forgotten.
+const MAX_OPEN_OF_ALL: usize = 16 * MAX_OPEN;
+/// How many bytes of replies are kept for a session, beside the last one.
+pub const MAX_KEPT_BYTES: usize = 1 << 20;
+
+/// A session's calls.
+#[derive(Default, Debug)]
+struct Calls {
+    callers: FxHashMap<u64, Caller>,
+    /// Replies in the order in which they came, by caller and sequence number; some were acknowledged since.
+    kept: VecDeque<(u64, u64)>,
+    kept_bytes: usize,
+}
 
 #[derive(Default, Debug)]
 struct Caller {
@@ -209,41 +265,55 @@ struct Caller {
     done: BTreeMap<u64, CallOutcome>,
 }
 
-impl CallTable {
-    /// Notes the call, unless it was seen.
-    pub fn begin(&mut self, call: &Call) -> Seen {
-        if self.callers.len() > MAX_CALLERS {
-            self.forget_oldest();
-        }
-        self.clock += 1;
-        let caller = self.callers.entry((call.id.session, call.id.endpoint)).or_default();
-        caller.called_at = self.clock;
-        if call.acknowledged_below > caller.acknowledged_below {
-            caller.acknowledged_below = call.acknowledged_below;
-            caller.done = caller.done.split_off(&call.acknowledged_below);
-        }
-        let sequence = call.id.sequence;
-        if let Some(outcome) = caller.done.get(&sequence) {
-            Seen::Done(outcome.clone())
-        } else if caller.running.contains(&sequence) {
-            Seen::Running
-        } else if sequence < caller.acknowledged_below {
-            Seen::Forgotten
-        } else {
-            caller.running.insert(sequence);
-            Seen::New
+impl Caller {
+    fn open(&self) -> usize {
+        self.running.len() + self.done.len()
+    }
+}
+
+/// What a reply takes.
+fn bytes_of(outcome: &CallOutcome) -> usize {
+    match outcome {
+        Ok(reply) => reply.len(),
+        Err(CallError::Failed(why)) => why.len(),
+        Err(_) => 0,
+    }
+}
+
+impl Calls {
+    fn acknowledge(&mut self, endpoint: u64, below: u64) {
+        let caller = self.callers.entry(endpoint).or_default();
+        if below > caller.acknowledged_below {
+            caller.acknowledged_below = below;
+            let kept = caller.done.split_off(&below);
+            let gone = std::mem::replace(&mut caller.done, kept);
+            self.kept_bytes -= gone.values().map(bytes_of).sum::<usize>();
         }
     }
 
-    /// Keeps the outcome of a call that ran. A refusal that left nothing behind (`Busy`) is not kept: a repeat may run.
-    pub fn finish(&mut self, id: CallId, outcome: &CallOutcome) {
-        let Some(caller) = self.callers.get_mut(&(id.session, id.endpoint)) else { return };
-        caller.running.remove(&id.sequence);
-        let keep =
-            !matches!(outcome, Err(CallError::Busy { .. })) && id.sequence >= caller.acknowledged_below;
-        if keep {
-            caller.done.insert(id.sequence, outcome.clone());
+    fn keep(&mut self, endpoint: u64, sequence: u64, outcome: &CallOutcome) {
+        let Some(caller) = self.callers.get_mut(&endpoint) else { return };
+        caller.done.insert(sequence, outcome.clone());
+        self.kept.push_back((endpoint, sequence));
+        self.kept_bytes += bytes_of(outcome);
+        while self.kept_bytes > MAX_KEPT_BYTES && self.kept.len() > 1 {
+            let Some((endpoint, sequence)) = self.kept.pop_front() else { break };
+            let done = self.callers.get_mut(&endpoint).and_then(|caller| caller.done.get_mut(&sequence));
+            if let Some(outcome) = done {
+                self.kept_bytes -= bytes_of(outcome);
+                *outcome = Err(CallError::Forgotten);
+            }
         }
+        if self.kept.len() > 2 * self.open() + MAX_OPEN {
+            let callers = &self.callers;
+            self.kept.retain(|(endpoint, sequence)| {
+                callers.get(endpoint).is_some_and(|caller| caller.done.contains_key(sequence))
+            });
+        }
+    }
+
+    fn open(&self) -> usize {
+        self.callers.values().map(Caller::open).sum()
     }
 
     /// Forgets half of the callers that have nothing running, those that called longest ago.
@@ -252,18 +322,77 @@ impl CallTable {
             self.callers.values().filter(|c| c.running.is_empty()).map(|c| c.called_at).collect();
         idle.sort_unstable();
         if let Some(limit) = idle.get(idle.len() / 2).copied() {
-            self.callers.retain(|_, c| !c.running.is_empty() || c.called_at >= limit);
+            let kept_bytes = &mut self.kept_bytes;
+            self.callers.retain(|_, caller| {
+                let stays = !caller.running.is_empty() || caller.called_at >= limit;
+                if !stays {
+                    *kept_bytes -= caller.done.values().map(bytes_of).sum::<usize>();
+                }
+                stays
+            });
+        }
+    }
+}
+
+impl CallTable {
+    /// Notes the call, unless it was seen.
+    pub fn begin(&mut self, call: &Call) -> Seen {
+        let CallId { session, endpoint, sequence, .. } = call.id;
+        let calls = self.sessions.entry(session).or_default();
+        // What all have open is looked at when the caller is new: one that is known has few.
+        let is_new = !calls.callers.contains_key(&endpoint);
+        if is_new && (calls.callers.len() >= MAX_CALLERS || calls.open() >= MAX_OPEN_OF_ALL) {
+            calls.forget_oldest();
+        }
+        if is_new && calls.callers.len() >= 2 * MAX_CALLERS {
+            return Seen::TooMany { open: u32::try_from(calls.open()).unwrap_or(u32::MAX) };
+        }
+        self.clock += 1;
+        calls.acknowledge(endpoint, call.acknowledged_below);
+        let caller = calls.callers.entry(endpoint).or_default();
+        caller.called_at = self.clock;
+        if let Some(outcome) = caller.done.get(&sequence) {
+            match outcome {
+                Err(CallError::Forgotten) => Seen::Forgotten,
+                outcome => Seen::Done(outcome.clone()),
+            }
+        } else if caller.running.contains(&sequence) {
+            Seen::Running
+        } else if sequence < caller.acknowledged_below {
+            Seen::Forgotten
+        } else if caller.open() >= MAX_OPEN {
+            Seen::TooMany { open: u32::try_from(caller.open()).unwrap_or(u32::MAX) }
+        } else {
+            caller.running.insert(sequence);
+            Seen::New
+        }
+    }
+
+    /// Keeps the outcome of a call that ran. A refusal that left nothing behind (`Busy`) is not kept: a repeat may run.
+    pub fn finish(&mut self, id: CallId, outcome: &CallOutcome) {
+        let Some(calls) = self.sessions.get_mut(&id.session) else { return };
+        let Some(caller) = calls.callers.get_mut(&id.endpoint) else { return };
+        caller.running.remove(&id.sequence);
+        let keep =
+            !matches!(outcome, Err(CallError::Busy { .. })) && id.sequence >= caller.acknowledged_below;
+        if keep {
+            calls.keep(id.endpoint, id.sequence, outcome);
         }
     }
 
     /// Forgets a session that is closed or fenced.
     pub fn forget(&mut self, session: SessionId) {
-        self.callers.retain(|(s, _), _| *s != session);
+        self.sessions.remove(&session);
     }
 
     /// How many outcomes are kept.
     pub fn kept(&self) -> usize {
-        self.callers.values().map(|c| c.done.len()).sum()
+        self.sessions.values().flat_map(|calls| calls.callers.values()).map(|c| c.done.len()).sum()
+    }
+
+    /// How many bytes they have.
+    pub fn kept_bytes(&self) -> usize {
+        self.sessions.values().map(|calls| calls.kept_bytes).sum()
     }
 }
 
@@ -274,7 +403,7 @@ mod tests {
 
     fn call(sequence: u64, acknowledged_below: u64) -> Call {
         let id = CallId { session: SessionId::new(1), term: 1, endpoint: 0, sequence };
-        Call { id, acknowledged_below, procedure: ProcedureId(9), request: vec![] }
+        Call { id, ticket: 0, acknowledged_below, procedure: ProcedureId(9), request: vec![] }
     }
 
     #[test]
@@ -287,6 +416,7 @@ mod tests {
             CallError::NoSuchSession { session },
             CallError::Malformed,
             CallError::Forgotten,
+            CallError::Unacknowledged { open: 1024 },
             CallError::Failed("why".into()),
             CallError::Control(ControlError::SessionFenced { session }),
         ];
@@ -297,7 +427,7 @@ mod tests {
         for target in [Target::Server(ServerId::new(3)), Target::Session(session)] {
             assert_eq!(decode::<Target>(&encode(&target)), Ok(target));
         }
-        assert_eq!(decode::<CallOutcome>(&[0, 8]), Err(Malformed));
+        assert_eq!(decode::<CallOutcome>(&[0, 9]), Err(Malformed));
         assert_eq!(decode::<Target>(&[2, 0, 0]), Err(Malformed));
     }
 
@@ -324,7 +454,7 @@ mod tests {
         assert_eq!(table.begin(&call(0, 0)), Seen::Forgotten);
         table.finish(call(1, 1).id, &Ok(vec![8]));
         assert_eq!(table.begin(&call(1, 1)), Seen::Done(Ok(vec![8])));
-        for caller in table.callers.values() {
+        for caller in table.sessions.values().flat_map(|calls| calls.callers.values()) {
             assert!(caller.running.is_empty());
             assert!(caller.done.keys().all(|sequence| *sequence >= caller.acknowledged_below));
         }
@@ -349,6 +479,66 @@ mod tests {
             assert_eq!(table.begin(&once), Seen::Done(Ok(vec![1])), "a repeat right away is known");
         }
         assert!(table.kept() <= MAX_CALLERS + 1);
+    }
+
+    #[test]
+    fn who_does_not_acknowledge_is_told_to() {
+        let mut table = CallTable::default();
+        for sequence in 0..MAX_OPEN as u64 {
+            assert_eq!(table.begin(&call(sequence, 0)), Seen::New);
+            table.finish(call(sequence, 0).id, &Ok(vec![1]));
+        }
+        let next = MAX_OPEN as u64;
+        assert_eq!(table.begin(&call(next, 0)), Seen::TooMany { open: 1024 });
+        assert_eq!(table.begin(&call(0, 0)), Seen::Done(Ok(vec![1])), "what it has stays");
+        let mut other = call(next, 0);
+        other.id.endpoint = 1;
+        assert_eq!(table.begin(&other), Seen::New, "the session's other endpoints go on");
+        assert_eq!(table.begin(&call(next, 1)), Seen::New, "and so does this one when it acknowledges");
+        // Calls that run count, too.
+        let mut table = CallTable::default();
+        assert!((0..MAX_OPEN as u64).all(|sequence| table.begin(&call(sequence, 0)) == Seen::New));
+        assert!(matches!(table.begin(&call(next, 0)), Seen::TooMany { .. }));
+    }
+
+    #[test]
+    fn replies_that_are_kept_have_a_bound_in_bytes() {
+        let mut table = CallTable::default();
+        let reply = vec![7; 1 << 16];
+        for endpoint in 0..64 {
+            let mut call = call(0, 0);
+            call.id.endpoint = endpoint;
+            assert_eq!(table.begin(&call), Seen::New);
+            table.finish(call.id, &Ok(reply.clone()));
+            assert!(table.kept_bytes() <= MAX_KEPT_BYTES);
+            assert_eq!(table.begin(&call), Seen::Done(Ok(reply.clone())), "the last one is there");
+        }
+        assert_eq!(table.begin(&call(0, 0)), Seen::Forgotten, "it is not run again");
+        // A reply that is longer than all may be is there until the next one.
+        let long = call(1, 1);
+        assert_eq!(table.begin(&long), Seen::New);
+        table.finish(long.id, &Ok(vec![7; 2 * MAX_KEPT_BYTES]));
+        assert!(matches!(table.begin(&long), Seen::Done(Ok(_))));
+        assert_eq!(table.begin(&call(2, 2)), Seen::New);
+        assert_eq!(table.kept_bytes(), 0, "and its bytes are counted once");
+    }
+
+    #[test]
+    fn no_session_takes_the_room_of_another() {
+        let mut table = CallTable::default();
+        let mine = call(0, 0);
+        assert_eq!(table.begin(&mine), Seen::New);
+        table.finish(mine.id, &Ok(vec![9]));
+        for endpoint in 0..5 * MAX_CALLERS as u64 {
+            let mut wrong = call(0, 0);
+            (wrong.id.session, wrong.id.endpoint) = (SessionId::new(2), endpoint);
+            assert_eq!(table.begin(&wrong), Seen::New);
+            table.finish(wrong.id, &Ok(vec![0; 1 << 12]));
+        }
+        assert_eq!(table.begin(&mine), Seen::Done(Ok(vec![9])));
+        assert!(table.kept() <= MAX_CALLERS + 1 && table.kept_bytes() <= MAX_KEPT_BYTES + 1);
+        let queued: usize = table.sessions.values().map(|calls| calls.kept.len()).sum();
+        assert!(queued <= 4 * MAX_CALLERS, "{queued} names of replies are kept");
     }
 
     #[test]

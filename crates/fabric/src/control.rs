@@ -8,6 +8,11 @@
 //! **Terms.** The number of a session is used again when it has ended, its *term* never: the coordinator counts terms
 //! from 1 and keeps the count. Every step that reaches a session by its number from outside says which term it means, as
 //! told by `BeginFence` or `BeginAdopt`, so a step that comes late cannot hit the next holder of the number.
+//!
+//! **Proofs.** Servers do not talk to each other: clients carry from the coordinator to the others what it has decided. So that nobody
+//! can make that up, the coordinator puts a *seal* on it, which the others check with a secret that all servers share: that a session
+//! was opened, that a victim may be fenced, who adopts it, that an index was dropped. A session proves itself by its *ticket*, which
+//! stands in every call and introduction. Clients do not understand either, and pass them on.
 
 use crate::addr::{GlobalAddr, RegionId, ServerId, SessionId};
 use crate::clock::Nanos;
@@ -59,6 +64,10 @@ wire_enum! {
             term: u64,
             /// The coordinator's incarnation: terms of another one mean somebody else.
             coordinator: u32,
+            /// The number of the next index, as the coordinator said.
+            next_index: IndexId,
+            /// The coordinator's seal on all that.
+            seal: u64,
         },
         /// The caller ends its session; its chunks become nobody's. -> `Done`
         CloseSession = 4 {},
@@ -75,12 +84,10 @@ wire_enum! {
         },
         /// (Coordinator) Asks every session to drop its hints. -> `Alive`
         RequestFlush = 6 {},
-        /// (Coordinator) First step of fencing: refused while the lease is alive, unless forced. -> `Victim`
+        /// (Coordinator) First step of fencing: refused while the lease runs, except of oneself. -> `Victim`
         BeginFence = 7 {
             /// Who.
             victim: SessionId,
-            /// Do not wait for the lease.
-            force: bool,
         },
         /// (Other servers) Second step: none of the victim's verbs can land here any more, even if it never came here.
         /// Without effect if the number has a newer holder. -> `Done`
@@ -89,6 +96,8 @@ wire_enum! {
             victim: SessionId,
             /// Which holder of that number.
             term: u64,
+            /// The coordinator's seal: the first step was taken. The coordinator itself does not look at it.
+            seal: u64,
         },
         /// (Coordinator) Third step, after every server has fenced. -> `Done`
         CompleteFence = 9 {
@@ -108,6 +117,8 @@ wire_enum! {
             victim: SessionId,
             /// Which holder of that number.
             term: u64,
+            /// The coordinator's seal: the caller is the adopter. The coordinator itself does not look at it.
+            seal: u64,
         },
         /// The victim's journal was dealt with: clear it; on the coordinator, its number may be used again. On other
         /// servers without effect if the number has a newer holder. -> `Done`
@@ -116,6 +127,8 @@ wire_enum! {
             victim: SessionId,
             /// Which holder of that number.
             term: u64,
+            /// As in `AdoptChunks`.
+            seal: u64,
         },
         /// Contiguous chunks for one index and class. -> `Chunks`
         AllocChunks = 13 {
@@ -142,10 +155,13 @@ wire_enum! {
             /// Whose, or everybody's.
             owner: Option<SessionId>,
         },
-        /// Frees all chunks of a dropped index, whose hints are flushed. -> `Done`
+        /// Frees all chunks of a dropped index, whose hints are flushed. The coordinator is asked first: it knows whether that is so.
+        /// -> `Released`
         ReleaseIndex = 16 {
             /// Which.
             index: IndexId,
+            /// What the coordinator answered to the same request; it does not look at it itself.
+            seal: u64,
         },
         /// (Coordinator) Enters an index in the catalog, in state `Creating`. -> `Index`
         CreateIndex = 17 {
@@ -217,6 +233,14 @@ wire_enum! {
             journal: GlobalAddr,
             /// The epoch and flush generation to begin with.
             epochs: Epochs,
+            /// What proves that a call or a connection is the session's own.
+            ticket: u64,
+            /// (Coordinator) The number of the next index, to be said when attaching.
+            next_index: IndexId,
+            /// (Coordinator) The seal on term, rights and next index, to be said when attaching.
+            seal: u64,
+            /// (Other servers) Indexes with numbers below this have lost what they had here: the server came back empty. At most 1: none.
+            lost_below: IndexId,
         },
         /// The pool as whoever is alive has to know it.
         Alive = 4 {
@@ -278,6 +302,13 @@ wire_enum! {
         Victim = 12 {
             /// The victim's term, to be said in all further steps.
             term: u64,
+            /// The coordinator's seal, by which other servers know that it has agreed.
+            seal: u64,
+        },
+        /// An index's chunks are free.
+        Released = 13 {
+            /// (Coordinator) Its seal, by which other servers know that it is so. It stays valid: no number is used twice.
+            seal: u64,
         },
     }
 }
@@ -603,6 +634,11 @@ wire_enum! {
             /// On which server.
             server: ServerId,
         },
+        /// A request says what only the coordinator may decide, or comes in a session's name, and the proof is not the coordinator's.
+        Unproven = 18 {
+            /// On which server.
+            server: ServerId,
+        },
     }
 }
 
@@ -672,6 +708,13 @@ impl fmt::Display for ControlError {
                 f,
                 "server {server} holds parts of indexes that went with the memory of server {}; start {server} with empty \
                  memory, too, or {} with the memory that it had",
+                ServerId::COORDINATOR,
+                ServerId::COORDINATOR
+            ),
+            Self::Unproven { server } => write!(
+                f,
+                "server {server} finds no proof of server {} in a request; start all servers of a pool with the same \
+                 --token-file and --secret-file, and say to {server} what {} answered",
                 ServerId::COORDINATOR,
                 ServerId::COORDINATOR
             ),
@@ -774,9 +817,9 @@ mod tests {
                 Request::AllocChunks { index, class: 3, object_bytes: 64, count: 1, flushed_through: generation },
                 Request::ListChunks { owner: Some(SessionId::new(7)) },
                 Request::OpenSession { read_only: true, reaper: true, label: Label::new("gateway pid 7 on é") },
-                Request::AttachSession { read_only: true, term: generation, coordinator: index },
-                Request::Fence { victim: SessionId::new(7), term: generation },
-                Request::FinishAdopt { victim: SessionId::new(7), term: generation },
+                Request::AttachSession { read_only: true, term: generation, coordinator: index, next_index: 3, seal: 9 },
+                Request::Fence { victim: SessionId::new(7), term: generation, seal: 1 },
+                Request::FinishAdopt { victim: SessionId::new(7), term: generation, seal: 2 },
             ];
             for request in requests {
                 let bytes = encode(&request);

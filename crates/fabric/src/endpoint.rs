@@ -6,7 +6,7 @@
 
 use crate::addr::{GlobalAddr, ServerId, SessionId};
 use crate::buf::{Buf, BufPool};
-use crate::call::{Call, CallError, CallId, Seen, Target};
+use crate::call::{Call, CallError, CallId, Principal, Seen, Target};
 use crate::caps::Capabilities;
 use crate::clock::{MILLISECOND, Nanos};
 use crate::company::Company;
@@ -54,8 +54,7 @@ pub struct Endpoint {
 
 pub(crate) struct Inner {
     pub(crate) link: Link,
-    session: SessionId,
-    term: u64,
+    principal: Principal,
     /// The session, unless this endpoint only opens one or runs a procedure.
     pub(crate) owner: Option<Session>,
     number: u64,
@@ -108,24 +107,24 @@ struct Calls {
 impl Endpoint {
     pub(crate) fn for_session(session: &Session, number: u64, link: Link, executor: &Executor) -> Self {
         let pins = Pins::new(session.register_pins());
-        Self::build(link, (session.id(), session.term()), Some(session.clone()), number, executor, pins)
+        Self::build(link, session.principal(), Some(session.clone()), number, executor, pins)
     }
 
     /// An endpoint without a session, to open one with.
     pub(crate) fn stranger(link: Link, executor: &Executor) -> Self {
-        Self::near(link, SessionId::NONE, 0, executor)
+        Self::near(link, Principal::NOBODY, executor)
     }
 
     /// The endpoint of a procedure that runs beside the memory, called by `caller`.
-    pub(crate) fn near(link: Link, caller: SessionId, term: u64, executor: &Executor) -> Self {
+    pub(crate) fn near(link: Link, caller: Principal, executor: &Executor) -> Self {
         // Its calls are told apart by a random number, since no session counts this endpoint. Real endpoints count from 0.
         let number = executor.random() | 1 << 63;
-        Self::build(link, (caller, term), None, number, executor, Pins::none())
+        Self::build(link, caller, None, number, executor, Pins::none())
     }
 
     fn build(
         link: Link,
-        (session, term): (SessionId, u64),
+        principal: Principal,
         owner: Option<Session>,
         number: u64,
         executor: &Executor,
@@ -139,8 +138,7 @@ impl Endpoint {
         Self {
             inner: Rc::new(Inner {
                 link,
-                session,
-                term,
+                principal,
                 owner,
                 number,
                 executor: executor.clone(),
@@ -159,7 +157,7 @@ impl Endpoint {
 
     /// The session in whose name verbs and calls go out.
     pub fn session_id(&self) -> SessionId {
-        self.inner.session
+        self.inner.principal.session
     }
 
     /// The session itself; procedures on a memory server have none.
@@ -258,6 +256,10 @@ impl Endpoint {
                         endpoint.inner.link.reply(call.id, Err(CallError::Forgotten));
                         continue;
                     }
+                    Seen::TooMany { open } => {
+                        endpoint.inner.link.reply(call.id, Err(CallError::Unacknowledged { open }));
+                        continue;
+                    }
                 }
                 let (serving, inbox) = (endpoint.clone(), Arc::clone(&inbox));
                 let procedure = procedures.get(call.procedure);
@@ -322,7 +324,7 @@ impl Endpoint {
 
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Endpoint({} #{})", self.inner.session, self.inner.number)
+        write!(f, "Endpoint({} #{})", self.inner.principal.session, self.inner.number)
     }
 }
 
@@ -392,8 +394,11 @@ impl Op {
         let inner = &self.endpoint.inner;
         let (server, round_trips) = (batch.server(), batch.round_trips());
         if inner.owner.as_ref().is_some_and(Session::is_condemned) {
-            let refused =
-                BatchFailure::refused(FabricError::Fenced { session: inner.session }, 0, batch.len());
+            let refused = BatchFailure::refused(
+                FabricError::Fenced { session: inner.principal.session },
+                0,
+                batch.len(),
+            );
             return Ticket::refused(self, refused);
         }
         let checked = inner.link.table(batch.server()).map_err(|error| (0, error));
@@ -750,7 +755,7 @@ impl Op {
         self.ask(server, request).await.map_err(|error| match error.control() {
             // About ourselves: we were fenced, and perhaps buried already.
             Some(ControlError::SessionFenced { session } | ControlError::NoSuchSession { session })
-                if *session == self.endpoint.inner.session =>
+                if *session == self.endpoint.inner.principal.session =>
             {
                 self.endpoint.has_ended();
                 FabricError::Fenced { session: *session }
@@ -870,8 +875,8 @@ impl PendingCall<'_> {
             let oldest = calls.open.get(&self.target).and_then(|open| open.first().copied());
             oldest.unwrap_or(self.sequence)
         };
-        let (session, term, endpoint) = (inner.session, inner.term, inner.number);
-        let id = CallId { session, term, endpoint, sequence: self.sequence };
+        let Principal { session, term, ticket } = inner.principal;
+        let id = CallId { session, term, endpoint: inner.number, sequence: self.sequence };
         let (procedure, request) = (self.procedure, self.request.clone());
         {
             let mut stats = self.op.stats.borrow_mut();
@@ -884,7 +889,8 @@ impl PendingCall<'_> {
             }
         }
         self.sent.set(self.sent.get() + 1);
-        let outcome = inner.link.call(self.target, Call { id, acknowledged_below, procedure, request }).await;
+        let call = Call { id, ticket, acknowledged_below, procedure, request };
+        let outcome = inner.link.call(self.target, call).await;
         if let Ok(reply) = &outcome {
             self.op.stats.borrow_mut().bytes_read += reply.len() as u64;
         }

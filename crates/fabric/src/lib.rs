@@ -38,6 +38,7 @@ mod pins;
 pub mod pipeline;
 pub mod pool_clock;
 pub mod procedure;
+pub mod rarely;
 pub mod region;
 pub mod server;
 pub mod session;

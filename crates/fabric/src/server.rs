@@ -36,6 +36,8 @@ pub enum HostAction {
         session: SessionId,
         /// Which holder of that number: connections of an earlier one stay closed.
         term: u64,
+        /// What its connections have to show.
+        ticket: u64,
         /// What it may do.
         permissions: Permissions,
     },
@@ -55,6 +57,8 @@ pub enum HostAction {
     Run {
         /// For which call.
         call: CallId,
+        /// The ticket of its caller, in whose name the procedure acts.
+        ticket: u64,
         /// What.
         procedure: Arc<dyn Procedure>,
         /// Its argument.

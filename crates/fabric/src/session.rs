@@ -22,6 +22,7 @@
 //! begins now cannot find the object.
 
 use crate::addr::{GlobalAddr, ServerId, SessionId};
+use crate::call::Principal;
 use crate::clock::{Nanos, SECOND};
 use crate::control::{
     Chore, ChunkInfo, ControlError, Epochs, IndexId, Reply, Request, SessionInfo, SessionWord,
@@ -33,14 +34,17 @@ use crate::label::Label;
 use crate::marks;
 use crate::pins::{IDLE, PinSlot};
 use crate::pool_clock::{PoolClock, PoolTime};
+use crate::rarely::Rarely;
 use crate::transport::Cluster;
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::task::Poll;
 
+/// Each session that joins finds the same servers empty.
+static LOSSES: LazyLock<Rarely> = LazyLock::new(Rarely::default);
 /// A server that has not answered for so long is silent.
 const SILENCE_NS: Nanos = 3 * SECOND;
 /// How many leases a session tries to settle what is unknown; and how long, if its lease never ends.
@@ -73,6 +77,9 @@ struct Inner {
     cluster: Cluster,
     id: SessionId,
     term: u64,
+    ticket: u64,
+    /// Servers that came back empty: indexes with numbers below these have lost what they had there.
+    emptied: Vec<(ServerId, IndexId)>,
     lease_ns: Nanos,
     journals: Vec<GlobalAddr>,
     servers: Vec<ServerId>,
@@ -137,6 +144,8 @@ pub struct Estate {
     pub victim: SessionId,
     /// Which holder of that number.
     pub term: u64,
+    /// The coordinator's seal on this adoption.
+    seal: u64,
     /// Its chunks, with the server they are on; they are nobody's now and serve again.
     pub chunks: Vec<(ServerId, ChunkInfo)>,
     /// Its journals: what it had unlinked but not freed, and what it was in the middle of.
@@ -160,24 +169,30 @@ impl Session {
     pub async fn open(cluster: &Cluster, options: SessionOptions) -> Result<Self, FabricError> {
         let executor = Executor::current().ok_or(FabricError::NoExecutor)?;
         let SessionOptions { read_only, reaper, label } = options;
-        let stranger = Endpoint::stranger(cluster.connect(SessionId::NONE, 0)?, &executor);
+        let stranger = Endpoint::stranger(cluster.connect(Principal::NOBODY)?, &executor);
         let request = Request::OpenSession { read_only, reaper, label };
-        let Reply::Session { session: id, term, lease_ns, journal, epochs } =
-            stranger.op().control(ServerId::COORDINATOR, &request).await?
+        let opened = stranger.op().control(ServerId::COORDINATOR, &request).await?;
+        let Reply::Session { session: id, term, lease_ns, journal, epochs, ticket, next_index, seal, .. } =
+            opened
         else {
             return Err(crate::call::CallError::Malformed.into());
         };
+        let who = Principal { session: id, term, ticket };
         let servers: Vec<_> = cluster.view().ids().collect();
         let mut journals = vec![journal];
         // From here on calls carry the session's number.
-        let member = Endpoint::near(cluster.connect_to_call(id, term)?, id, term, &executor);
+        let member = Endpoint::near(cluster.connect_to_call(who)?, who, &executor);
         let view = cluster.view();
         let coordinator = view.servers.get(ServerId::COORDINATOR.index()).map_or(0, |one| one.incarnation);
-        let attach = Request::AttachSession { read_only, term, coordinator };
+        let attach = Request::AttachSession { read_only, term, coordinator, next_index, seal };
+        let mut emptied = Vec::new();
         for server in servers.iter().copied().filter(|s| *s != ServerId::COORDINATOR) {
             let error = match member.op().control(server, &attach).await {
-                Ok(Reply::Session { journal, .. }) => {
+                Ok(Reply::Session { journal, lost_below, .. }) => {
                     journals.push(journal);
+                    if lost_below > 1 {
+                        emptied.push((server, lost_below));
+                    }
                     continue;
                 }
                 Ok(_) => crate::call::CallError::Malformed.into(),
@@ -188,7 +203,7 @@ impl Session {
             let others = servers.iter().copied().filter(|s| *s != ServerId::COORDINATOR);
             for attached in others.take(journals.len() - 1).chain([ServerId::COORDINATOR]) {
                 if member.op().control(attached, &Request::CloseSession {}).await.is_err() {
-                    let request = Request::BeginFence { victim: id, force: true };
+                    let request = Request::BeginFence { victim: id };
                     let _ = member.op().control(ServerId::COORDINATOR, &request).await;
                     break;
                 }
@@ -199,6 +214,8 @@ impl Session {
             cluster: cluster.clone(),
             id,
             term,
+            ticket,
+            emptied,
             lease_ns,
             journals,
             servers,
@@ -218,7 +235,40 @@ impl Session {
             pins: Mutex::default(),
             flush: Mutex::new(Flush { dropped: epochs.flush, done: epochs.flush, ..Flush::default() }),
         };
-        Ok(Self { inner: Arc::new(inner) })
+        let session = Self { inner: Arc::new(inner) };
+        session.report_losses(&member).await;
+        Ok(session)
+    }
+
+    /// Servers that came back empty, each with a number: indexes with lower numbers have lost what they had there.
+    pub fn emptied(&self) -> &[(ServerId, IndexId)] {
+        &self.inner.emptied
+    }
+
+    /// Says which indexes have lost something, if there are any.
+    async fn report_losses(&self, member: &Endpoint) {
+        if self.emptied().is_empty() {
+            return;
+        }
+        let Ok(Reply::Indexes { infos }) =
+            member.op().control(ServerId::COORDINATOR, &Request::ListIndexes {}).await
+        else {
+            return;
+        };
+        for (server, below) in self.emptied() {
+            let lost = infos.iter().filter(|info| info.id < *below);
+            let names: Vec<String> = lost.map(|info| format!("'{}'", info.name)).collect();
+            if names.is_empty() {
+                continue;
+            }
+            if let Some(more) = LOSSES.say(member.now()) {
+                tracing::error!(
+                    "server {server} came back with empty memory: what {} had there is gone, and keys of which a part was there \
+                     answer errors; drop the index and load it again, or start {server} with the memory that it had{more}",
+                    names.join(", ")
+                );
+            }
+        }
     }
 
     /// Its number.
@@ -229,6 +279,11 @@ impl Session {
     /// Its term: unlike its number, nobody else's, ever.
     pub fn term(&self) -> u64 {
         self.inner.term
+    }
+
+    /// In whose name its endpoints act, with the proof of it: not to be shown to others.
+    pub fn principal(&self) -> Principal {
+        Principal { session: self.inner.id, term: self.inner.term, ticket: self.inner.ticket }
     }
 
     /// The pool it belongs to.
@@ -255,12 +310,7 @@ impl Session {
     pub fn endpoint(&self) -> Result<Endpoint, FabricError> {
         let executor = Executor::current().ok_or(FabricError::NoExecutor)?;
         let number = self.inner.next_endpoint.fetch_add(1, Ordering::Relaxed);
-        Ok(Endpoint::for_session(
-            self,
-            number,
-            self.inner.cluster.connect(self.inner.id, self.inner.term)?,
-            &executor,
-        ))
+        Ok(Endpoint::for_session(self, number, self.inner.cluster.connect(self.principal())?, &executor))
     }
 
     /// The epoch as far as this session knows.
@@ -350,7 +400,7 @@ impl Session {
 
     /// Ends the session without cleaning up: none of its verbs can land any more, and others recover it.
     pub async fn fence_itself(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
-        let request = Request::BeginFence { victim: self.id(), force: true };
+        let request = Request::BeginFence { victim: self.id() };
         let fenced = endpoint.op().control(ServerId::COORDINATOR, &request).await;
         self.inner.fenced.store(true, Ordering::SeqCst);
         match fenced {
@@ -601,41 +651,57 @@ impl Session {
     }
 
     /// Fences `victim` on every server: when this returns, none of its verbs can land any more. Refused while its lease
-    /// runs, unless forced. Anybody may repeat it; it is then already done. Whoever gets the number next is not touched: all
+    /// runs. Anybody may repeat it; it is then already done. Whoever gets the number next is not touched: all
     /// steps are about the term that the first one found.
-    pub async fn fence(&self, op: &Op, victim: SessionId, force: bool) -> Result<(), FabricError> {
-        let begin = Request::BeginFence { victim, force };
-        let term = term_of(&op.control(ServerId::COORDINATOR, &begin).await?)?;
-        self.shut_out(op, victim, term).await
+    pub async fn fence(&self, op: &Op, victim: SessionId) -> Result<(), FabricError> {
+        let begun = op.control(ServerId::COORDINATOR, &Request::BeginFence { victim }).await?;
+        self.shut_out(op, victim, victim_of(&begun)?).await
     }
 
     /// Fences one holder of a number, whether its lease runs or not: by order of somebody who knows that it has to go. Refused if
     /// the number has another holder by now.
     pub async fn evict(&self, op: &Op, victim: SessionId, term: u64) -> Result<(), FabricError> {
-        op.control(ServerId::COORDINATOR, &Request::Evict { victim, term }).await?;
-        self.shut_out(op, victim, term).await
+        let begun = op.control(ServerId::COORDINATOR, &Request::Evict { victim, term }).await?;
+        self.shut_out(op, victim, victim_of(&begun)?).await
     }
 
     /// The second and the third step of fencing.
-    async fn shut_out(&self, op: &Op, victim: SessionId, term: u64) -> Result<(), FabricError> {
+    async fn shut_out(
+        &self,
+        op: &Op,
+        victim: SessionId,
+        (term, seal): (u64, u64),
+    ) -> Result<(), FabricError> {
         marks::hit("adopt_fence_begun");
         for server in self.others() {
-            op.control(server, &Request::Fence { victim, term }).await?;
+            op.control(server, &Request::Fence { victim, term, seal }).await?;
         }
         op.control(ServerId::COORDINATOR, &Request::CompleteFence { victim, term }).await?;
         marks::hit("adopt_fenced");
         Ok(())
     }
 
+    /// Frees the chunks of a dropped index on every server. The coordinator, which knows whether every session has let go of it, is asked
+    /// first; the others take its word. Whoever does it again finds it done.
+    pub async fn release_index(&self, op: &Op, index: IndexId) -> Result<(), FabricError> {
+        let asked = op.control(ServerId::COORDINATOR, &Request::ReleaseIndex { index, seal: 0 }).await?;
+        let Reply::Released { seal } = asked else { return Err(crate::call::CallError::Malformed.into()) };
+        for server in self.others() {
+            op.control(server, &Request::ReleaseIndex { index, seal }).await?;
+        }
+        Ok(())
+    }
+
     /// Takes on the clean-up after a fenced session: its chunks become nobody's and are listed. The caller deals with the
     /// journals and the locks, then calls [`Session::finish_adoption`].
     pub async fn adopt(&self, op: &Op, victim: SessionId) -> Result<Estate, FabricError> {
-        let term = term_of(&op.control(ServerId::COORDINATOR, &Request::BeginAdopt { victim }).await?)?;
+        let begun = op.control(ServerId::COORDINATOR, &Request::BeginAdopt { victim }).await?;
+        let (term, seal) = victim_of(&begun)?;
         marks::hit("adopt_begun");
-        let mut estate = Estate { victim, term, chunks: Vec::new(), journals: Vec::new() };
+        let mut estate = Estate { victim, term, seal, chunks: Vec::new(), journals: Vec::new() };
         for server in self.inner.servers.iter().copied() {
             let Reply::Adopted { chunks, journal } =
-                op.control(server, &Request::AdoptChunks { victim, term }).await?
+                op.control(server, &Request::AdoptChunks { victim, term, seal }).await?
             else {
                 return Err(crate::call::CallError::Malformed.into());
             };
@@ -647,10 +713,10 @@ impl Session {
 
     /// Ends an adoption: the journals are cleared and the victim's number may be used again.
     pub async fn finish_adoption(&self, op: &Op, estate: &Estate) -> Result<(), FabricError> {
-        let Estate { victim, term, .. } = *estate;
+        let Estate { victim, term, seal, .. } = *estate;
         // The coordinator last: only then can the number come back.
         for server in self.others().chain([ServerId::COORDINATOR]) {
-            op.control(server, &Request::FinishAdopt { victim, term }).await?;
+            op.control(server, &Request::FinishAdopt { victim, term, seal }).await?;
         }
         Ok(())
     }
@@ -678,9 +744,9 @@ impl Session {
     /// Ends a session for which no endpoint was to be had, so that nobody has to wait for the end of its lease.
     pub async fn close_unused(self) -> Result<(), FabricError> {
         let executor = Executor::current().ok_or(FabricError::NoExecutor)?;
-        let (id, term) = (self.id(), self.term());
-        let link = self.inner.cluster.connect_to_call(id, term)?;
-        self.close(&Endpoint::near(link, id, term, &executor)).await
+        let who = self.principal();
+        let link = self.inner.cluster.connect_to_call(who)?;
+        self.close(&Endpoint::near(link, who, &executor)).await
     }
 
     fn others(&self) -> impl Iterator<Item = ServerId> {
@@ -688,10 +754,10 @@ impl Session {
     }
 }
 
-/// The victim's term, which the first step of a fence or an adoption answers with.
-fn term_of(reply: &Reply) -> Result<u64, FabricError> {
+/// The victim's term and the coordinator's seal, which the first step of a fence or an adoption answers with.
+fn victim_of(reply: &Reply) -> Result<(u64, u64), FabricError> {
     match *reply {
-        Reply::Victim { term } => Ok(term),
+        Reply::Victim { term, seal } => Ok((term, seal)),
         _ => Err(crate::call::CallError::Malformed.into()),
     }
 }

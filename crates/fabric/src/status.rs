@@ -4,7 +4,7 @@
 //! started; they are taken while it works, so that two of them need not belong to the same moment.
 
 use crate::clock::Nanos;
-use crate::control::{IndexInfo, SessionInfo};
+use crate::control::{IndexId, IndexInfo, SessionInfo};
 use crate::region::Identity;
 use crate::wire::{wire_enum, wire_struct};
 use std::fmt;
@@ -89,6 +89,8 @@ pub struct Tables {
     pub running: u32,
     /// Those that wait.
     pub queued: u32,
+    /// (Other servers) The server came back empty: indexes with numbers below this have lost what they had on it. At most 1: none.
+    pub lost_below: IndexId,
 }
 wire_struct!(Tables {
     chunks,
@@ -100,7 +102,8 @@ wire_struct!(Tables {
     indexes,
     cores,
     running,
-    queued
+    queued,
+    lost_below
 });
 
 /// Who uses a server, and how much.

@@ -11,7 +11,7 @@ use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::transport::serve::{Backing, MemoryProcess, ServeOptions};
 use farwood_fabric::transport::shm;
-use farwood_memory::{MemoryServer, ServerConfig};
+use farwood_memory::{MemoryServer, Secret, ServerConfig};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::Write;
@@ -74,6 +74,11 @@ pub(crate) struct Arguments {
     /// Take only clients that know what is in this file
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
+
+    /// What all servers of the pool know and no client does: by it servers tell what the coordinator has decided from what a client makes
+    /// up [default: the token, which clients know]
+    #[arg(long, value_name = "FILE")]
+    secret_file: Option<PathBuf>,
 }
 
 /// The first address that a name and a port stand for.
@@ -93,7 +98,7 @@ fn parse_pool(text: &str) -> Result<PoolId, String> {
 }
 
 impl Arguments {
-    fn config(&self) -> Result<ServerConfig, String> {
+    fn config(&self, token: &[u8]) -> Result<ServerConfig, String> {
         let pool = match self.pool {
             Some(pool) => pool,
             None if self.servers == 1 => PoolId(fastrand::u128(..)),
@@ -105,7 +110,12 @@ impl Arguments {
                 );
             }
         };
+        let secret = match &self.secret_file {
+            Some(file) => Secret::from_bytes(&read_token(Some(file))?),
+            None => Secret::from_bytes(token),
+        };
         Ok(ServerConfig {
+            secret,
             any_pool: self.pool.is_none(),
             incarnation: incarnation(),
             lease_ns: u64::from(self.lease_ms) * MILLISECOND,
@@ -158,7 +168,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     // From here on a signal ends the server in good order, however early it comes.
     let mut signals =
         Signals::new([SIGINT, SIGTERM]).map_err(|error| format!("cannot listen for signals: {error}"))?;
-    let config = arguments.config()?;
+    let token = read_token(arguments.token_file.as_deref())?;
+    let config = arguments.config(&token)?;
     let number = config.server;
     let logic = MemoryServer::new(config, ProcedureSet::default()).map_err(|error| error.to_string())?;
     let options = ServeOptions {
@@ -169,7 +180,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
             Some(place) => Backing::Path(shm::memory_in(place, number)),
             None => Backing::Memfd,
         },
-        token: read_token(arguments.token_file.as_deref())?,
+        token,
     };
     let server = MemoryProcess::start(Arc::new(logic), options).map_err(|error| error.to_string())?;
     if server.verbs() == Some(true) {

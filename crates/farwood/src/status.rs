@@ -61,6 +61,8 @@ struct Status {
     chunk_bytes: u64,
     chunks: u64,
     free_chunks: u64,
+    /// The server came back empty: indexes with lower numbers have lost what they had here. 0: it did not.
+    lost_below: u32,
     pages: PagesFound,
     lease_ms: u64,
     max_sessions: u16,
@@ -161,6 +163,7 @@ impl From<&ServerStatus> for Status {
             chunk_bytes: identity.chunk_bytes,
             chunks: tables.chunks,
             free_chunks: tables.free_chunks,
+            lost_below: if tables.lost_below > 1 { tables.lost_below } else { 0 },
             pages: match said.pages {
                 Pages::Small { page_bytes } => PagesFound::Small { page_bytes },
                 Pages::Transparent { large_bytes, of_bytes } => {
@@ -242,6 +245,14 @@ fn describe(said: &ServerStatus) -> String {
         Size(chunks * identity.chunk_bytes),
         said.pages
     );
+    if tables.lost_below > 1 {
+        let _ = writeln!(
+            text,
+            "  emptied    it came back with empty memory: what indexes below #{} had here is gone; drop those and load them again, \
+             or start it with the memory that it had",
+            tables.lost_below
+        );
+    }
     if identity.server == ServerId::COORDINATOR {
         let lease = match tables.lease_ns {
             0 => "leases never end".to_owned(),
@@ -252,8 +263,8 @@ fn describe(said: &ServerStatus) -> String {
             let _ = writeln!(text, "             {line}");
         }
         let _ = writeln!(text, "  indexes    {}", tables.indexes.len());
-        for IndexLine { name, engine, state, .. } in tables.indexes.iter().map(IndexLine::from) {
-            let _ = writeln!(text, "             '{name}', {engine}, {state}");
+        for IndexLine { id, name, engine, state } in tables.indexes.iter().map(IndexLine::from) {
+            let _ = writeln!(text, "             #{id} '{name}', {engine}, {state}");
         }
     }
     let Traffic { mapping, far, endpoints, connections, calls, .. } = traffic;

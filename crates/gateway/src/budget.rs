@@ -10,8 +10,8 @@
 //! So the limit is exceeded by no more than what one read or one reply brings on each thread.
 
 use crate::clients::{Client, Clients};
-use crate::rarely::Rarely;
 use farwood_fabric::clock::Nanos;
+use farwood_fabric::rarely::Rarely;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 

@@ -11,7 +11,7 @@
 //! | [`envelope`] | what is kept with a value: when it expires |
 //! | [`ask`] | asking a gateway how it does |
 //! | [`store`] | where keys and values are: an index by name |
-//! | `budget`, `logins`, `rarely` | what clients may not do: take all memory, guess passwords, fill the log |
+//! | `budget`, `logins` | what clients may not do: take all memory, guess passwords |
 //! | `scarcity` | a full store: what has expired goes first |
 //! | `stats`, `metrics`, `clients`, `cursors`, `common` | what is counted and shown; what threads share |
 //!
@@ -36,7 +36,6 @@ mod logins;
 mod metrics;
 mod number;
 pub mod options;
-mod rarely;
 mod resp;
 mod scarcity;
 mod shard;

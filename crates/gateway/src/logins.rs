@@ -5,8 +5,8 @@
 //! address are, its next attempts are refused without a look at the password: so guessing on many connections at a time does not help either.
 //! An address that leaves it be for [`FORGET_NS`] begins anew.
 
-use crate::rarely::Rarely;
 use farwood_fabric::clock::{MILLISECOND, Nanos, SECOND};
+use farwood_fabric::rarely::Rarely;
 use rustc_hash::FxHashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

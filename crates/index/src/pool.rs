@@ -265,9 +265,7 @@ impl Pool {
 
     /// Releases a dropped index on every server. Whoever does it again finds it done.
     pub(crate) async fn finish_drop(&self, op: &Op, index: IndexId) -> Result<(), FabricError> {
-        for server in self.session.servers() {
-            op.control(*server, &Request::ReleaseIndex { index }).await?;
-        }
+        self.session.release_index(op, index).await?;
         match op.control(ServerId::COORDINATOR, &Request::FinishDrop { index }).await {
             Err(error) if matches!(error.control(), Some(ControlError::NoSuchIndex { .. })) => Ok(()),
             finished => finished.map(drop),

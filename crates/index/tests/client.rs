@@ -164,7 +164,7 @@ fn a_fenced_client_says_so_and_joins_again() {
         let endpoint = warden.endpoint().expect("an endpoint");
         let sessions = warden.list(&endpoint.op()).await.expect("listed");
         let victim = sessions.iter().find(|info| info.session != warden.id()).expect("the client's");
-        warden.fence(&endpoint.op(), victim.session, true).await.expect("fenced");
+        warden.evict(&endpoint.op(), victim.session, victim.term).await.expect("fenced");
         warden.close(&endpoint).await.expect("closed");
     });
     let mut refused = 0;

@@ -82,10 +82,24 @@ impl Catalog {
         Ok(self.commit(memory, slot, entry))
     }
 
-    /// The engine has laid out the index.
-    pub(crate) fn ready(&mut self, memory: &dyn ServerMemory, id: IndexId) -> Result<(), ControlError> {
+    /// The number of the next index.
+    pub(crate) fn next_id(&self) -> IndexId {
+        IndexId::try_from(self.next_id).unwrap_or(IndexId::MAX)
+    }
+
+    /// The engine has laid out the index, and the session of this term says so, which makes it.
+    pub(crate) fn ready(
+        &mut self,
+        memory: &dyn ServerMemory,
+        id: IndexId,
+        caller: u64,
+    ) -> Result<(), ControlError> {
         let (slot, entry) = self.find_id(id)?;
         match entry.state {
+            IndexState::Creating if entry.creator != caller => {
+                let why = format!("index '{}' is made by another session; wait for it", entry.name);
+                Err(ControlError::BadRequest { why })
+            }
             IndexState::Ready => Ok(()),
             IndexState::Creating => {
                 let entry = Entry { state: IndexState::Ready, ..entry.clone() };
@@ -163,6 +177,10 @@ impl Catalog {
 
     /// Whether the chunks of this index may be released: it is unknown (dropped before), or its drop has waited.
     pub(crate) fn check_released(&self, id: IndexId, flushed_through: u64) -> Result<(), ControlError> {
+        if u64::from(id) >= self.next_id {
+            // One day there may be such an index, and this answer would still be known.
+            return Err(ControlError::NoSuchIndex { name: format!("#{id}") });
+        }
         let Ok((_, entry)) = self.find_id(id) else { return Ok(()) };
         if entry.state != IndexState::Dropping {
             let why = format!("index '{}' is not being dropped; begin that first", entry.name);
@@ -315,8 +333,9 @@ mod tests {
         assert_eq!((info.id, info.state), (1, IndexState::Creating));
         let not_ready = |state| Err(ControlError::IndexNotReady { name: "a".to_owned(), state });
         assert_eq!(catalog.open("a", None), not_ready(IndexState::Creating));
-        catalog.ready(&memory, 1).unwrap();
-        catalog.ready(&memory, 1).unwrap();
+        assert!(matches!(catalog.ready(&memory, 1, 8), Err(ControlError::BadRequest { .. })), "another's");
+        catalog.ready(&memory, 1, 7).unwrap();
+        catalog.ready(&memory, 1, 7).unwrap();
         assert_eq!(catalog.open("a", Some("dex")).unwrap().config, [1, 2, 3]);
         assert!(matches!(catalog.open("a", Some("sphinx")), Err(ControlError::WrongEngine { .. })));
         assert!(matches!(catalog.finish_drop(&memory, 1, 9), Err(ControlError::BadRequest { .. })));
@@ -324,7 +343,7 @@ mod tests {
         catalog.begin_drop(&memory, "a", 5).unwrap();
         assert_eq!(catalog.open("a", None), not_ready(IndexState::Dropping));
         assert_eq!(
-            catalog.ready(&memory, 1),
+            catalog.ready(&memory, 1, 7),
             Err(ControlError::IndexNotReady { name: "a".to_owned(), state: IndexState::Dropping })
         );
         let mut catalog = Catalog::load(&memory, &config).unwrap();

@@ -190,7 +190,7 @@ impl ChunkTable {
         Ok(Handed { offset: self.offset(at), inherited })
     }
 
-    /// Takes chunks back.
+    /// Takes chunks back, in which nothing may be left.
     pub(crate) fn free(
         &mut self,
         memory: &dyn ServerMemory,
@@ -200,6 +200,15 @@ impl ChunkTable {
     ) -> Result<(), ControlError> {
         let at = self.chunk_at(offset).ok_or_else(|| bad(format!("no chunk begins at {offset:#x}")))?;
         match self.extents[at as usize] {
+            Extent::Used { kind, owner, .. } if owner.is_none() && kind.object_bytes == 0 => {
+                // Its owner left it to its index; nobody here can see whether anything is in it.
+                Err(bad(format!("the chunk at {offset:#x} is its index's; drop index #{}", kind.index)))
+            }
+            Extent::Used { kind, owner, .. }
+                if (owner == caller || owner.is_none()) && self.holds_objects(memory, at, kind) =>
+            {
+                Err(bad(format!("the chunk at {offset:#x} still holds objects; free them first")))
+            }
             Extent::Used { kind, owner, count } if owner == caller || owner.is_none() => {
                 self.commit(memory, at, Extent::Freed { kind, count, generation });
                 Ok(())
@@ -212,6 +221,14 @@ impl ChunkTable {
                 Err(bad(format!("the chunk at {offset:#x} is free already")))
             }
         }
+    }
+
+    /// Whether an object of this chunk is taken, as its bitmap says.
+    fn holds_objects(&self, memory: &dyn ServerMemory, at: u32, kind: ChunkType) -> bool {
+        let Some(objects) = ObjectChunk::new(self.chunk_bytes, kind.object_bytes) else { return false };
+        let bitmap = self.offset(at) + ObjectChunk::BITMAP_OFFSET;
+        (0..objects.bitmap_words())
+            .any(|word| memory.load(RegionId::MAIN, bitmap + word * 8) & objects.word_mask(word) != 0)
     }
 
     /// Makes all chunks of a session nobody's; which they are.

@@ -1,6 +1,7 @@
 //! Sizes and limits of a memory server, checked once so that the rest of the crate may rely on them.
 
 use crate::layout::PAGE_BYTES;
+use crate::seal::Secret;
 use farwood_fabric::addr::ServerId;
 use farwood_fabric::clock::{Nanos, SECOND};
 use farwood_fabric::control::MAIN_BASE;
@@ -16,7 +17,7 @@ pub struct Mistakes {
     pub flush_before_adoption: bool,
 }
 
-/// How a memory server is set up. All but `any_pool`, `lease_ns`, `cores`, `queue`, `max_long` and `mistakes` is the *shape* of its
+/// How a memory server is set up. All but `any_pool`, `lease_ns`, `cores`, `queue`, `max_long`, `secret` and `mistakes` is the *shape* of its
 /// memory: a restart on the same memory must say the same.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServerConfig {
@@ -49,6 +50,8 @@ pub struct ServerConfig {
     pub queue: usize,
     /// How many long procedures run at a time, beside the short ones.
     pub max_long: usize,
+    /// What all servers of the pool know, and clients do not: by it they believe what clients bring from the coordinator.
+    pub secret: Secret,
     /// Mistakes, for tests of the tests.
     pub mistakes: Mistakes,
 }
@@ -79,6 +82,7 @@ impl ServerConfig {
             cores: 1,
             queue: 64,
             max_long: 1,
+            secret: Secret::from_bytes(&pool.0.to_le_bytes()),
             mistakes: Mistakes::default(),
         }
     }

@@ -6,13 +6,14 @@
 use crate::chunks::{ChunkType, Want};
 use crate::epochs::Progress;
 use crate::layout::{self, superblock};
+use crate::seal::Opened;
 use crate::server::Server;
 use crate::sessions::{Attach, Kind, Listed, State};
 use farwood_fabric::Label;
 use farwood_fabric::addr::{ServerId, SessionId};
-use farwood_fabric::call::CallError;
+use farwood_fabric::call::{Call, CallError, Principal};
 use farwood_fabric::clock::{MILLISECOND, Nanos};
-use farwood_fabric::control::{Chore, ControlError, Epochs, Reply, Request, SessionInfo};
+use farwood_fabric::control::{Chore, ControlError, Epochs, IndexId, Reply, Request, SessionInfo};
 use farwood_fabric::pool_clock::UnixMillis;
 use farwood_fabric::region::Permissions;
 use farwood_fabric::server::ServerMemory;
@@ -28,7 +29,7 @@ const DROP_OFFER_NS: Nanos = 200 * MILLISECOND;
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) fence: Option<SessionId>,
-    pub(crate) admit: Option<(SessionId, u64, Permissions)>,
+    pub(crate) admit: Option<(Principal, Permissions)>,
     pub(crate) reply: Result<Reply, CallError>,
 }
 
@@ -56,8 +57,14 @@ impl Server {
         (caller, term): (SessionId, u64),
         request: &Request,
     ) -> Result<Answer, CallError> {
-        if let Request::AttachSession { read_only, term, coordinator } = *request {
-            self.check_coordinators(memory, coordinator)?;
+        if let Request::AttachSession { read_only, term, coordinator, next_index, seal } = *request {
+            let opened = Opened { term, read_only, next_index };
+            // Whoever comes again is told its ticket again, so this has to be proven on the coordinator, too.
+            let of = if self.is_coordinator() { self.identity.incarnation } else { coordinator };
+            self.check_seal(seal, self.config.secret.opened(of, caller, opened))?;
+            if !self.is_coordinator() {
+                self.check_coordinators(memory, coordinator, next_index)?;
+            }
             return self.attach(memory, caller, term, read_only);
         }
         let stranger = caller.is_none() || self.sessions.state(caller) == State::Free;
@@ -68,15 +75,41 @@ impl Server {
     }
 
     /// What is here belongs to the memory of one coordinator: its terms and its catalog say what it means. One that comes back with
-    /// empty memory begins to count anew.
-    fn check_coordinators(&self, memory: &dyn ServerMemory, coordinator: u32) -> Result<(), ControlError> {
+    /// empty memory begins to count anew. Whoever is new here himself had nothing of the indexes that there were before.
+    fn check_coordinators(
+        &mut self,
+        memory: &dyn ServerMemory,
+        coordinator: u32,
+        next_index: IndexId,
+    ) -> Result<(), ControlError> {
         let known = layout::load(memory, superblock::COORDINATOR_AT);
         if known == 0 {
+            self.lost_below = next_index;
+            layout::store(memory, superblock::LOST_BELOW_AT, u64::from(next_index));
             layout::store(memory, superblock::COORDINATOR_AT, u64::from(coordinator));
         } else if known != u64::from(coordinator) {
             return Err(ControlError::OtherCoordinator { server: self.identity.server });
         }
         Ok(())
+    }
+
+    /// The incarnation of the coordinator's memory, under which everything is sealed.
+    fn coordinator(&self, memory: &dyn ServerMemory) -> u32 {
+        if self.is_coordinator() {
+            return self.identity.incarnation;
+        }
+        u32::try_from(layout::load(memory, superblock::COORDINATOR_AT)).unwrap_or(0)
+    }
+
+    fn check_seal(&self, said: u64, right: u64) -> Result<(), ControlError> {
+        let server = self.identity.server;
+        if said == right { Ok(()) } else { Err(ControlError::Unproven { server }) }
+    }
+
+    /// Whether a call is from the session in whose name it comes, which is active.
+    pub(crate) fn check_ticket(&self, memory: &dyn ServerMemory, call: &Call) -> Result<(), ControlError> {
+        let (session, term) = (call.id.session, call.id.term);
+        self.check_seal(call.ticket, self.config.secret.ticket(self.coordinator(memory), session, term))
     }
 
     fn attach(
@@ -99,7 +132,7 @@ impl Server {
             self.clean_up(memory, caller)?;
         }
         self.sessions.attach(memory, caller, term, read_only)?;
-        Ok(Answer { fence, ..self.welcome(caller, read_only)? })
+        Ok(Answer { fence, ..self.welcome(memory, caller, read_only)? })
     }
 
     /// Everything else; the caller is active, or nobody yet and opens a session.
@@ -174,7 +207,7 @@ impl Server {
         self.clock.join(session, progress);
         self.labels.enter(session, self.sessions.term(session), label, now);
         // One that takes the place of a lost reaper shuts it out here, and elsewhere when it attaches.
-        Ok(Answer { fence: kind.reaper.then_some(session), ..self.welcome(session, kind.read_only)? })
+        Ok(Answer { fence: kind.reaper.then_some(session), ..self.welcome(memory, session, kind.read_only)? })
     }
 
     /// The caller leaves. Its procedures write on its behalf, so it has to wait for them.
@@ -256,23 +289,27 @@ impl Server {
         now: Nanos,
     ) -> Result<Answer, ControlError> {
         match *request {
-            Request::Fence { victim, term } | Request::FinishAdopt { victim, term }
+            Request::Fence { victim, term, .. } | Request::FinishAdopt { victim, term, .. }
                 if self.sessions.is_past(victim, term) =>
             {
                 Ok(Answer::done())
             }
-            Request::BeginFence { victim, force } => {
-                let term = self.sessions.begin_fence(memory, victim, force || victim == caller, now)?;
-                Ok(Answer::fence(victim, Reply::Victim { term }))
+            Request::BeginFence { victim } => {
+                // Of itself a session knows best.
+                let term = self.sessions.begin_fence(memory, victim, victim == caller, now)?;
+                Ok(Answer::fence(victim, self.victim(victim, term)))
             }
             Request::Evict { victim, term } => {
                 if self.sessions.term(victim) != term {
                     return Err(ControlError::NoSuchSession { session: victim });
                 }
                 self.sessions.begin_fence(memory, victim, true, now)?;
-                Ok(Answer::fence(victim, Reply::Victim { term }))
+                Ok(Answer::fence(victim, self.victim(victim, term)))
             }
-            Request::Fence { victim, term } => {
+            Request::Fence { victim, term, seal } => {
+                if !self.is_coordinator() {
+                    self.check_seal(seal, self.config.secret.fence(self.coordinator(memory), victim, term))?;
+                }
                 self.sessions.fence_here(memory, victim, term)?;
                 Ok(Answer::fence(victim, Reply::Done {}))
             }
@@ -287,21 +324,47 @@ impl Server {
             }
             Request::BeginAdopt { victim } => {
                 let term = self.sessions.begin_adopt(memory, victim, caller)?;
-                Ok(Reply::Victim { term }.into())
+                let caller = (caller, self.sessions.term(caller));
+                let seal = self.config.secret.adoption(self.coordinator(memory), (victim, term), caller);
+                Ok(Reply::Victim { term, seal }.into())
             }
-            Request::AdoptChunks { victim, term } => {
+            Request::AdoptChunks { victim, term, seal } => {
+                self.check_adoption(memory, (victim, term), caller, seal)?;
                 self.sessions.check_adopter(victim, term, caller)?;
                 let journal = self.layout.journal(self.sessions.slot(victim)?);
                 let chunks = self.chunks.disown(memory, victim);
                 Ok(Reply::Adopted { chunks, journal }.into())
             }
-            Request::FinishAdopt { victim, term } => {
+            Request::FinishAdopt { victim, term, seal } => {
+                self.check_adoption(memory, (victim, term), caller, seal)?;
                 self.sessions.check_adopter(victim, term, caller)?;
                 self.clean_up(memory, victim)?;
                 Ok(Answer::done())
             }
             _ => Err(bad("no request about a victim")),
         }
+    }
+
+    /// The first step of a fence was taken.
+    fn victim(&self, victim: SessionId, term: u64) -> Reply {
+        // Only the coordinator takes it, and its own memory is what it speaks for.
+        let seal = self.config.secret.fence(self.identity.incarnation, victim, term);
+        Reply::Victim { term, seal }
+    }
+
+    /// (Other servers) Whether the coordinator knows the caller as the adopter.
+    fn check_adoption(
+        &self,
+        memory: &dyn ServerMemory,
+        victim: (SessionId, u64),
+        by: SessionId,
+        seal: u64,
+    ) -> Result<(), ControlError> {
+        if self.is_coordinator() {
+            return Ok(());
+        }
+        let by = (by, self.sessions.term(by));
+        self.check_seal(seal, self.config.secret.adoption(self.coordinator(memory), victim, by))
     }
 
     fn chunk_request(
@@ -329,12 +392,15 @@ impl Server {
                 total: self.chunks.total(),
                 free: self.chunks.free_chunks(),
             }),
-            Request::ReleaseIndex { index } => {
+            Request::ReleaseIndex { index, seal } => {
+                let right = self.config.secret.released(self.coordinator(memory), index);
                 if self.is_coordinator() {
                     self.catalog.check_released(index, self.clock.epochs().flushed_through)?;
+                } else {
+                    self.check_seal(seal, right)?;
                 }
                 self.chunks.release(memory, index);
-                Ok(Reply::Done {})
+                Ok(Reply::Released { seal: if self.is_coordinator() { right } else { 0 } })
             }
             _ => Err(bad("no request about chunks")),
         }
@@ -352,7 +418,7 @@ impl Server {
                 Ok(Reply::Index { info: self.catalog.create(memory, name, engine, config, creator)? })
             }
             Request::IndexReady { index } => {
-                self.catalog.ready(memory, index)?;
+                self.catalog.ready(memory, index, self.sessions.term(caller))?;
                 Ok(Reply::Done {})
             }
             Request::OpenIndex { name, engine } => {
@@ -383,21 +449,31 @@ impl Server {
         }
     }
 
-    fn welcome(&self, session: SessionId, read_only: bool) -> Result<Answer, ControlError> {
+    fn welcome(
+        &self,
+        memory: &dyn ServerMemory,
+        session: SessionId,
+        read_only: bool,
+    ) -> Result<Answer, ControlError> {
         let permissions = if read_only { Permissions::READ } else { Permissions::ALL };
-        let coordinator = self.is_coordinator();
+        let (is_coordinator, coordinator) = (self.is_coordinator(), self.coordinator(memory));
+        let (secret, term) = (self.config.secret, self.sessions.term(session));
+        let ticket = secret.ticket(coordinator, session, term);
+        let next_index = if is_coordinator { self.catalog.next_id() } else { 0 };
+        let opened = Opened { term, read_only, next_index };
         let reply = Reply::Session {
             session,
-            term: self.sessions.term(session),
+            term,
             lease_ns: self.config.lease_ns,
             journal: self.layout.journal(self.sessions.slot(session)?),
-            epochs: if coordinator { self.clock.epochs() } else { Epochs::default() },
+            epochs: if is_coordinator { self.clock.epochs() } else { Epochs::default() },
+            ticket,
+            next_index,
+            seal: if is_coordinator { secret.opened(coordinator, session, opened) } else { 0 },
+            lost_below: self.lost_below,
         };
-        Ok(Answer {
-            fence: None,
-            admit: Some((session, self.sessions.term(session), permissions)),
-            reply: Ok(reply),
-        })
+        let who = Principal { session, term, ticket };
+        Ok(Answer { fence: None, admit: Some((who, permissions)), reply: Ok(reply) })
     }
 
     /// What the tables hold, for those who watch.
@@ -414,6 +490,7 @@ impl Server {
             cores: u16::try_from(self.config.cores).unwrap_or(u16::MAX),
             running,
             queued,
+            lost_below: self.lost_below,
         }
     }
 
@@ -467,7 +544,7 @@ fn is_for_readers(request: &Request, caller: SessionId) -> bool {
         | Request::OpenIndex { .. }
         | Request::ListIndexes {}
         | Request::ListSessions {} => true,
-        Request::BeginFence { victim, .. } | Request::Fence { victim, .. } => *victim == caller,
+        Request::BeginFence { victim } | Request::Fence { victim, .. } => *victim == caller,
         _ => false,
     }
 }

@@ -18,6 +18,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) call: CallId,
+    pub(crate) ticket: u64,
     pub(crate) procedure: Arc<dyn Procedure>,
     pub(crate) request: Vec<u8>,
 }
@@ -172,7 +173,7 @@ mod tests {
     }
 
     fn job(session: u16, sequence: u64, weight: Weight) -> Job {
-        Job { call: id(session, sequence), procedure: Arc::new(Idle(weight)), request: vec![] }
+        Job { call: id(session, sequence), ticket: 0, procedure: Arc::new(Idle(weight)), request: vec![] }
     }
 
     #[test]

@@ -98,7 +98,9 @@ pub(crate) mod superblock {
     pub(crate) const NEXT_SLOT_AT: u64 = 88;
     pub(crate) const NEXT_TERM_AT: u64 = 96;
     pub(crate) const COORDINATOR_AT: u64 = 104;
-    const _: () = assert!(COORDINATOR_AT + 8 <= super::SUPERBLOCK_BYTES);
+    /// (Other servers) Indexes with numbers below this lost what they had here.
+    pub(crate) const LOST_BELOW_AT: u64 = 112;
+    const _: () = assert!(LOST_BELOW_AT + 8 <= super::SUPERBLOCK_BYTES);
 }
 
 /// Words of a session's entry.

@@ -15,6 +15,7 @@
 //! | `epochs` | when retired memory may be reused, when hints are flushed everywhere (pure) |
 //! | `catalog` | which indexes there are |
 //! | `host` | which procedures run, wait or are refused (pure) |
+//! | [`seal`] | what only the coordinator can have said (pure) |
 //! | `control` | one request: may the caller ask it, and which table answers |
 //! | `server` | one call: seen before, known caller, and the order of actions |
 //! | [`testing`] | memory made of vectors |
@@ -31,6 +32,8 @@
 //! * **ONE-TERM**: a session's number comes back, its term never does. What one session does to another names the
 //!   term, and a slot's term only grows: what is late finds a newer term and does nothing, and a term that has
 //!   ended on a server is not admitted there again.
+//! * **COORDINATOR-ONLY**: what concerns the whole pool takes effect on another server only under the coordinator's seal, and what comes in a
+//!   session's name only with its ticket: no number that a client makes up stays.
 //! * **AT-MOST-ONCE**: a call of a session runs once per life of the server process. A restart forgets what ran, so
 //!   it ends all sessions: they are refused, and wait to be fenced and adopted.
 //! * **FREE-IS-CLEAN**: the journal of a free session number and the anchor of a new index are zero.
@@ -49,10 +52,12 @@ mod epochs;
 mod host;
 mod labels;
 pub mod layout;
+pub mod seal;
 mod server;
 mod sessions;
 pub mod testing;
 
 pub use config::{Mistakes, ServerConfig};
 pub use embedded::embedded;
+pub use seal::Secret;
 pub use server::MemoryServer;

@@ -24,7 +24,7 @@ use crate::labels::Labels;
 use crate::layout::{self, FORMAT_VERSION, Layout, MAGIC, superblock};
 use crate::sessions::{SessionTable, State};
 use farwood_fabric::addr::{RegionId, SessionId};
-use farwood_fabric::call::{Call, CallError, CallId, CallOutcome, CallTable, Seen};
+use farwood_fabric::call::{Call, CallError, CallId, CallOutcome, CallTable, Principal, Seen};
 use farwood_fabric::clock::Nanos;
 use farwood_fabric::control::{IndexId, JOURNAL_BYTES, Request};
 use farwood_fabric::procedure::{ProcedureId, ProcedureSet};
@@ -131,6 +131,8 @@ pub(crate) struct Server {
     pub(crate) next_look: Nanos,
     /// (Coordinator) When somebody was last asked to finish the drop of an index.
     pub(crate) drop_offers: BTreeMap<IndexId, Nanos>,
+    /// (Other servers) Indexes with numbers below this have lost what they had here.
+    pub(crate) lost_below: IndexId,
 }
 
 impl Server {
@@ -181,6 +183,8 @@ impl Server {
             held_back: Vec::new(),
             next_look: 0,
             drop_offers: BTreeMap::new(),
+            lost_below: IndexId::try_from(layout::load(memory, superblock::LOST_BELOW_AT))
+                .map_err(|_| layout::damaged("what was lost with server", u64::from(config.server.get())))?,
         };
         server.sessions.repair(memory);
         server.disown_the_gone(memory);
@@ -207,7 +211,7 @@ impl Server {
     ) -> Vec<HostAction> {
         let id = call.id;
         if call.procedure != ProcedureId::CONTROL {
-            return self.call_procedure(procedures, call);
+            return self.call_procedure(memory, procedures, call);
         }
         let Ok(request) = decode::<Request>(&call.request) else {
             return vec![reply(id, Err(CallError::Malformed))];
@@ -216,7 +220,7 @@ impl Server {
             return actions(id, self.introduce(memory, (id.session, id.term), &request));
         }
         let is_newcomer = id.session.is_none() && matches!(request, Request::OpenSession { .. });
-        let known = if is_newcomer { self.seen(&call) } else { self.recall(&call) };
+        let known = if is_newcomer { self.seen(&call) } else { self.recall(memory, &call) };
         if let Some(known) = known {
             return known;
         }
@@ -241,18 +245,26 @@ impl Server {
         actions
     }
 
-    fn call_procedure(&mut self, procedures: &ProcedureSet, call: Call) -> Vec<HostAction> {
+    fn call_procedure(
+        &mut self,
+        memory: &dyn ServerMemory,
+        procedures: &ProcedureSet,
+        call: Call,
+    ) -> Vec<HostAction> {
         let id = call.id;
-        if let Some(known) = self.recall(&call) {
+        if let Some(known) = self.recall(memory, &call) {
             return known;
         }
         let refusal = match procedures.get(call.procedure) {
             None => CallError::NoSuchProcedure { procedure: call.procedure },
-            Some(procedure) => match self.host.admit(Job { call: id, procedure, request: call.request }) {
-                Admission::Run(job) => return vec![run(job)],
-                Admission::Waits => return vec![],
-                Admission::Busy { queued } => CallError::Busy { queued },
-            },
+            Some(procedure) => {
+                match self.host.admit(Job { call: id, ticket: call.ticket, procedure, request: call.request })
+                {
+                    Admission::Run(job) => return vec![run(job)],
+                    Admission::Waits => return vec![],
+                    Admission::Busy { queued } => CallError::Busy { queued },
+                }
+            }
         };
         let outcome = Err(refusal);
         self.calls.finish(id, &outcome);
@@ -260,8 +272,9 @@ impl Server {
     }
 
     /// What there is to do about a session's call that is not to be run; `None`: it is new, and noted.
-    fn recall(&mut self, call: &Call) -> Option<Vec<HostAction>> {
-        if let Err(refusal) = self.sessions.check_active(call.id.session, call.id.term) {
+    fn recall(&mut self, memory: &dyn ServerMemory, call: &Call) -> Option<Vec<HostAction>> {
+        let refused = self.sessions.check_active(call.id.session, call.id.term);
+        if let Err(refusal) = refused.and_then(|()| self.check_ticket(memory, call)) {
             return Some(vec![reply(call.id, Err(refusal.into()))]);
         }
         self.seen(call)
@@ -274,6 +287,7 @@ impl Server {
             Seen::Running => Some(vec![]),
             Seen::Done(outcome) => Some(vec![reply(call.id, outcome)]),
             Seen::Forgotten => Some(vec![reply(call.id, Err(CallError::Forgotten))]),
+            Seen::TooMany { open } => Some(vec![reply(call.id, Err(CallError::Unacknowledged { open }))]),
         }
     }
 
@@ -315,7 +329,7 @@ fn reply(to: CallId, outcome: CallOutcome) -> HostAction {
 }
 
 fn run(job: Job) -> HostAction {
-    HostAction::Run { call: job.call, procedure: job.procedure, request: job.request }
+    HostAction::Run { call: job.call, ticket: job.ticket, procedure: job.procedure, request: job.request }
 }
 
 /// The actions of a built-in call, the reply last.
@@ -324,7 +338,10 @@ fn actions(to: CallId, answer: Result<Answer, CallError>) -> Vec<HostAction> {
         Ok(answer) => answer,
         Err(error) => return vec![reply(to, Err(error))],
     };
-    let admit = admit.map(|(session, term, permissions)| HostAction::Admit { session, term, permissions });
+    let admit = admit.map(|(who, permissions)| {
+        let Principal { session, term, ticket } = who;
+        HostAction::Admit { session, term, ticket, permissions }
+    });
     let fence = fence.map(|session| HostAction::Fence { session });
     fence.into_iter().chain(admit).chain([reply(to, message.map(|message| encode(&message)))]).collect()
 }

@@ -16,7 +16,7 @@ use super::verbs::loopback::Loopback;
 use super::{Inbox, ReplySlot, View};
 use crate::addr::{GlobalAddr, RegionId, ServerId, SessionId};
 use crate::buf::{Buf, BufPool};
-use crate::call::{Call, CallError, CallId, CallOutcome, Target};
+use crate::call::{Call, CallError, CallId, CallOutcome, Principal, Target};
 use crate::caps::Capabilities;
 use crate::error::FabricError;
 use crate::mem::{Side, Words};
@@ -62,10 +62,10 @@ impl Station {
         }
     }
 
-    fn connect(&self, session: SessionId, term: u64) -> Result<Route, FabricError> {
+    fn connect(&self, who: Principal) -> Result<Route, FabricError> {
         let (opened, memory) = match self {
-            Self::Host(host) => (host.connect(session, term, None)?, host.memory()),
-            Self::Process(connection) => (connection.connect(session, term)?, connection.memory()),
+            Self::Host(host) => (host.connect(who, None)?, host.memory()),
+            Self::Process(connection) => (connection.connect(who)?, connection.memory()),
         };
         let table = self.table().restricted_to(opened.permissions);
         Ok(Route { memory: Arc::clone(memory), gate: opened.gate, table, station: self.clone() })
@@ -108,10 +108,10 @@ impl DirectCluster {
         self.capabilities
     }
 
-    pub(crate) fn connect(&self, session: SessionId, term: u64) -> Result<DirectLink, FabricError> {
-        let routes = self.stations.iter().map(|station| station.connect(session, term).map(Some));
+    pub(crate) fn connect(&self, who: Principal) -> Result<DirectLink, FabricError> {
+        let routes = self.stations.iter().map(|station| station.connect(who).map(Some));
         let routes = routes.collect::<Result<Box<[_]>, _>>()?;
-        Ok(DirectLink { session, term, capabilities: self.capabilities, routes, loopback: None })
+        Ok(DirectLink { who, capabilities: self.capabilities, routes, loopback: None })
     }
 }
 
@@ -136,8 +136,7 @@ impl Drop for Route {
 /// An endpoint's connections to mapped memory.
 #[derive(Debug)]
 pub(crate) struct DirectLink {
-    session: SessionId,
-    term: u64,
+    who: Principal,
     capabilities: Capabilities,
     routes: Box<[Option<Route>]>,
     /// (A procedure's) Atomics belong to an RDMA device, and lock memory is reached through it.
@@ -147,15 +146,15 @@ pub(crate) struct DirectLink {
 impl DirectLink {
     /// The link of a procedure on `host`: it reaches that server only, in its caller's name, so that fencing the caller ends
     /// it too.
-    pub(crate) fn near(host: &Arc<Host>, call: CallId) -> Result<Self, FabricError> {
+    pub(crate) fn near(host: &Arc<Host>, who: Principal) -> Result<Self, FabricError> {
         let station = Station::Host(Arc::clone(host));
         let mut routes: Vec<Option<Route>> = (0..host.id().index()).map(|_| None).collect();
-        routes.push(Some(station.connect(call.session, call.term)?));
+        routes.push(Some(station.connect(who)?));
         let (view, stations) = (View { number: 1, servers: vec![host.identity().clone()] }, vec![station]);
         let mut capabilities = DirectCluster::new(view, stations).capabilities;
         let loopback = host.loopback().cloned();
         capabilities.masked_cas = loopback.is_none();
-        Ok(Self { session: call.session, term: call.term, capabilities, routes: routes.into(), loopback })
+        Ok(Self { who, capabilities, routes: routes.into(), loopback })
     }
 
     pub(crate) fn capabilities(&self) -> &Capabilities {
@@ -185,7 +184,7 @@ impl DirectLink {
 
     #[cold]
     fn why_closed(&self, route: &Route) -> FabricError {
-        route.station.why_closed(self.session)
+        route.station.why_closed(self.who.session)
     }
 
     #[inline]
@@ -432,8 +431,8 @@ impl DirectLink {
 
     pub(crate) fn serve(&self) -> Arc<Inbox> {
         match self.route(ServerId::COORDINATOR).map(|route| &route.station) {
-            Ok(Station::Host(host)) => host.serve_here(self.session, self.term),
-            Ok(Station::Process(connection)) => connection.serve(self.session, self.term),
+            Ok(Station::Host(host)) => host.serve_here(self.who),
+            Ok(Station::Process(connection)) => connection.serve(self.who),
             Err(_) => Arc::new(Inbox::closed()),
         }
     }

@@ -51,9 +51,9 @@ pub mod tcp;
 pub mod url;
 pub mod verbs;
 
-use crate::addr::{ServerId, SessionId};
+use crate::addr::ServerId;
 use crate::buf::BufPool;
-use crate::call::{Call, CallId, CallOutcome, CallTable, Seen, Target};
+use crate::call::{Call, CallId, CallOutcome, CallTable, Principal, Seen, Target};
 use crate::caps::Capabilities;
 use crate::error::FabricError;
 use crate::region::{Identity, RegionTable};
@@ -196,20 +196,20 @@ impl Cluster {
         }
     }
 
-    /// Connects an endpoint of `session` (nobody's: one that may only call) to all servers.
-    pub(crate) fn connect(&self, session: SessionId, term: u64) -> Result<Link, FabricError> {
+    /// Connects an endpoint of a session (nobody's: one that may only call) to all servers.
+    pub(crate) fn connect(&self, who: Principal) -> Result<Link, FabricError> {
         Ok(match &self.way {
-            Way::Direct(cluster) => Link::Direct(cluster.connect(session, term)?),
-            Way::Far(cluster) => Link::Far(cluster.connect(session, term, true)?),
-            Way::Sim(cluster) => Link::Sim(cluster.connect(session, term)),
+            Way::Direct(cluster) => Link::Direct(cluster.connect(who)?),
+            Way::Far(cluster) => Link::Far(cluster.connect(who, true)?),
+            Way::Sim(cluster) => Link::Sim(cluster.connect(who)),
         })
     }
 
-    /// Connects an endpoint of `session` that only calls.
-    pub(crate) fn connect_to_call(&self, session: SessionId, term: u64) -> Result<Link, FabricError> {
+    /// Connects an endpoint of a session that only calls.
+    pub(crate) fn connect_to_call(&self, who: Principal) -> Result<Link, FabricError> {
         match &self.way {
-            Way::Far(cluster) => cluster.connect(session, term, false).map(Link::Far),
-            _ => self.connect(session, term),
+            Way::Far(cluster) => cluster.connect(who, false).map(Link::Far),
+            _ => self.connect(who),
         }
     }
 }

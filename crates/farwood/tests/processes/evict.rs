@@ -14,7 +14,7 @@ fn evict(arguments: &[&str]) -> (String, Option<i32>) {
     (String::from_utf8(said).expect("text"), output.status.code())
 }
 
-fn sessions(url: &str) -> Vec<Value> {
+pub(crate) fn sessions(url: &str) -> Vec<Value> {
     let said = parse(&status(&[url, "--json"]).0);
     said[0]["status"]["sessions"].as_array().expect("a list").clone()
 }

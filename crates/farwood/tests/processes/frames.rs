@@ -25,6 +25,7 @@ struct Introduction {
     view: u64,
     session: u16,
     term: u64,
+    ticket: u64,
     replaces: u64,
 }
 
@@ -37,6 +38,7 @@ impl Introduction {
             view: 1,
             session: session.id().get(),
             term: session.term(),
+            ticket: session.principal().ticket,
             replaces: 0,
         }
     }
@@ -50,20 +52,21 @@ impl Introduction {
         said.extend(self.view.to_le_bytes());
         said.extend(self.session.to_le_bytes());
         said.extend(self.term.to_le_bytes());
+        said.extend(self.ticket.to_le_bytes());
         said.extend(self.replaces.to_le_bytes());
         hello(&said)
     }
 }
 
 fn hello(introduction: &[u8]) -> Vec<u8> {
-    let mut hello = b"FARWOOD\x02\x01\0\0\0".to_vec();
+    let mut hello = b"FARWOOD\x02\x02\0\0\0".to_vec();
     hello.extend(u32::try_from(introduction.len()).expect("short").to_le_bytes());
     hello.extend(introduction);
     hello
 }
 
 /// A line for calls, as any process opens it.
-fn line() -> Vec<u8> {
+pub(crate) fn line() -> Vec<u8> {
     let mut said = vec![0; 8 + 4];
     said.push(1);
     hello(&said)
@@ -100,7 +103,7 @@ fn mutate(rng: &mut fastrand::Rng, frame: &mut Vec<u8>) {
     }
 }
 
-fn resident_kib(process: &Process) -> u64 {
+pub(crate) fn resident_kib(process: &Process) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.0.id())).expect("it runs");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
     line.split_whitespace().next().and_then(|kib| kib.parse().ok()).expect("a number")
@@ -181,20 +184,21 @@ fn forged_introductions_are_not_let_in() {
         let mut rng = fastrand::Rng::with_seed(12);
         for _ in 0..frames() / 5 {
             let mut forged = honest.clone();
-            match rng.u8(..7) {
+            match rng.u8(..8) {
                 0 => forged.view = rng.u64(..) | 2,
                 1 => forged.pool ^= 1 << rng.u8(..128),
                 2 => forged.server ^= 1 << rng.u8(..9),
                 3 => forged.incarnation ^= 1 << rng.u8(..32),
                 4 => forged.session = rng.u16(3..),
                 5 => forged.term ^= 1 << rng.u8(1..64),
+                6 => forged.ticket ^= 1 << rng.u8(..64),
                 _ => forged = Introduction { session: 0, term: 0, ..forged },
             }
             let answer = say(&address, &[&forged.encode(), &write]);
             assert_ne!(answer.get(4), Some(&3), "{forged:?} was let in");
         }
         // Somebody who may only read is let in, and may only read.
-        let as_reader = Introduction { session: reader.id().get(), term: reader.term(), ..honest.clone() };
+        let as_reader = Introduction::of(&reader, &cluster.view().servers[0]);
         let answer = say(&address, &[&as_reader.encode(), &write]);
         assert_eq!(answer.get(4), Some(&3));
         assert!(String::from_utf8_lossy(&answer).contains("must not be carried out"));

@@ -93,7 +93,7 @@ fn a_server_that_is_started_again_is_reached_again_over_tcp() {
         assert!(seen == 77 || seen == 78, "{seen}");
         endpoint.op().write_word(word, 79).await.unwrap();
         assert_eq!(endpoint.op().read_word(word).await, Ok(79));
-        after.fence(&endpoint.op(), before.id(), false).await.expect("the dead server's leases have ended");
+        after.fence(&endpoint.op(), before.id()).await.expect("the dead server's leases have ended");
     });
     executor.clear();
 }
@@ -131,7 +131,7 @@ fn clients_of_a_dead_server_cannot_touch_what_its_successor_has() {
             for victim in session.list(&endpoint.op()).await.unwrap() {
                 if victim.session != session.id() {
                     let op = endpoint.op();
-                    session.fence(&op, victim.session, true).await.unwrap();
+                    session.evict(&op, victim.session, victim.term).await.unwrap();
                     let estate = session.adopt(&op, victim.session).await.unwrap();
                     session.finish_adoption(&op, &estate).await.unwrap();
                 }

@@ -14,6 +14,7 @@ mod killed;
 mod lines;
 mod mixed;
 mod parts;
+mod port;
 mod status;
 mod stopped;
 mod store;

@@ -68,10 +68,10 @@ impl Warden {
         }
     }
 
-    /// Without force: whoever stands still loses its lease.
+    /// Whoever stands still loses its lease.
     async fn fence(&self, victim: SessionId) {
         let fenced = self.until("the lease to run out", async || {
-            match self.session.fence(&self.endpoint.op(), victim, false).await {
+            match self.session.fence(&self.endpoint.op(), victim).await {
                 Err(error) if matches!(error.control(), Some(ControlError::LeaseAlive { .. })) => None,
                 fenced => Some(fenced),
             }

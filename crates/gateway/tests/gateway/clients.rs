@@ -163,7 +163,7 @@ fn a_fenced_gateway_joins_again_and_its_clients_stay() {
             let endpoint = warden.endpoint().expect("an endpoint");
             for victim in warden.list(&endpoint.op()).await.expect("listed") {
                 if victim.session != warden.id() && victim.state == SessionState::Active {
-                    warden.fence(&endpoint.op(), victim.session, true).await.expect("fenced");
+                    warden.evict(&endpoint.op(), victim.session, victim.term).await.expect("fenced");
                 }
             }
             warden.close(&endpoint).await.expect("closed");

@@ -159,7 +159,7 @@ impl Pool {
         };
         for info in sessions.iter().filter(is_unfenced).filter(|info| info.session != self.session.id()) {
             // Its lease runs again, or others are faster; or it fails for all, and then the recovery says why.
-            let _ = self.session.fence(op, info.session, false).await;
+            let _ = self.session.fence(op, info.session).await;
         }
         Ok(())
     }

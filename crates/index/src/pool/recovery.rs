@@ -210,7 +210,7 @@ impl Pool {
     /// Fences the victim, adopts it, finishes what it was in the middle of and frees its locks. `None` if nobody here knows an engine
     /// that it may have used.
     async fn free_locks(&self, op: &Op, victim: SessionId) -> Result<Option<Estate>, IndexError> {
-        self.session.fence(op, victim, false).await?;
+        self.session.fence(op, victim).await?;
         let Some(indexes) = self.indexes_in_use(op).await? else {
             marks::hit("engine_unknown_to_recovery");
             return Ok(None);

@@ -59,6 +59,12 @@ fn replies(actions: &[HostAction]) -> Vec<CallId> {
     replies.collect()
 }
 
+/// The answer to the first step of a fence.
+fn first_step(world: &World, victim: SessionId, term: u64) -> Reply {
+    let Request::Fence { seal, .. } = world.fence(victim, term) else { unreachable!() };
+    Reply::Victim { term, seal }
+}
+
 #[test]
 fn a_repeated_procedure_runs_once() {
     let mut world = world();
@@ -150,17 +156,17 @@ fn a_repeated_open_is_answered_with_the_same_session() {
 fn an_eviction_ends_one_holder_of_a_number_whose_lease_runs() {
     let mut world = world();
     let ((a, term, _), (b, _)) = (world.open_with_term().unwrap(), world.open().unwrap());
-    let early = world.ask(b, Request::BeginFence { victim: a, force: false });
+    let early = world.ask(b, Request::BeginFence { victim: a });
     assert!(matches!(early, Err(CallError::Control(ControlError::LeaseAlive { .. }))), "{early:?}");
     let other = Err(CallError::Control(ControlError::NoSuchSession { session: a }));
     for wrong in [0, term + 1, u64::MAX] {
         assert_eq!(world.ask(b, Request::Evict { victim: a, term: wrong }), other, "another holder's term");
     }
     world.ask(a, Request::ListSessions {}).expect("it was not touched");
-    assert_eq!(world.ask(b, Request::Evict { victim: a, term }), Ok(Reply::Victim { term }));
+    assert_eq!(world.ask(b, Request::Evict { victim: a, term }), Ok(first_step(&world, a, term)));
     let fenced = Err(CallError::Control(ControlError::SessionFenced { session: a }));
     assert_eq!(world.ask(a, Request::ListSessions {}), fenced);
-    assert_eq!(world.ask(b, Request::Evict { victim: a, term }), Ok(Reply::Victim { term }), "again");
+    assert_eq!(world.ask(b, Request::Evict { victim: a, term }), Ok(first_step(&world, a, term)), "again");
     world.done(b, Request::CompleteFence { victim: a, term });
 }
 
@@ -182,7 +188,7 @@ fn sessions_are_listed_with_who_they_are_and_who_adopts_them() {
     assert_eq!((found.label, found.adopter), (label, SessionId::NONE));
     assert!(found.since_ns >= 40, "{found:?}");
 
-    world.ask(me, Request::BeginFence { victim: loader, force: true }).unwrap();
+    world.evict(me, loader);
     world.done(me, Request::CompleteFence { victim: loader, term });
     world.ask(me, Request::BeginAdopt { victim: loader }).unwrap();
     let found = listed(&mut world);
@@ -213,13 +219,13 @@ fn a_fence_is_answered_when_the_victims_procedures_have_ended() {
     world.send(&running);
     world.send(&waiting);
     assert_eq!(world.ask(a, Request::CloseSession {}), Err(CallError::Busy { queued: 0 }));
-    let fence = world.control(b, &Request::BeginFence { victim: a, force: true });
+    let fence = world.control(b, &Request::Evict { victim: a, term: 1 });
     let actions = world.send(&fence);
     assert!(matches!(actions[..], [HostAction::Fence { session }] if session == a), "{actions:?}");
     assert!(world.send(&fence).is_empty(), "the repeat waits too");
     let actions = world.server.finished(running.id, Ok(vec![1]));
     assert_eq!((replies(&actions), runs(&actions)), (vec![fence.id], vec![]), "nothing for or of the fenced");
-    assert_eq!(understand(outcome(&fence, world.send(&fence))), Ok(Reply::Victim { term: 1 }));
+    assert_eq!(understand(outcome(&fence, world.send(&fence))), Ok(first_step(&world, a, 1)));
     for call in [&running, &waiting] {
         let refusal = CallError::Control(ControlError::SessionFenced { session: a });
         assert_eq!(outcome(call, world.send(call)), Err(refusal));
@@ -236,7 +242,8 @@ fn who_gets_a_number_next_is_not_answered_for_its_predecessor() {
     world.done(a, Request::CloseSession {});
     let (heir, term, _) = (0..4).map(|_| world.open_with_term().unwrap()).last().unwrap();
     assert_eq!(heir, a, "the number comes round");
-    let call = Call { id: CallId { term, ..call.id }, ..call };
+    let ticket = world.call(heir, SHORT, vec![]).ticket;
+    let call = Call { id: CallId { term, ..call.id }, ticket, ..call };
     assert_eq!(runs(&world.send(&call)), [call.id]);
 }
 
@@ -248,7 +255,8 @@ fn a_new_holder_of_a_number_waits_for_its_predecessors_procedures() {
     let [running, waiting] = [0; 2].map(|_| world.call(a, LONG, vec![]));
     world.send(&running);
     world.send(&waiting);
-    let come = world.control(a, &Request::AttachSession { read_only: false, term: 2, coordinator: 1 });
+    let come = world.attachment(a, 2);
+    let come = world.control(a, &come);
     let actions = world.send(&come);
     assert!(matches!(actions[0], HostAction::Fence { session } if session == a), "{actions:?}");
     assert_eq!((actions.len(), outcome(&come, actions)), (2, Err(CallError::Busy { queued: 0 })));
@@ -260,7 +268,8 @@ fn a_new_holder_of_a_number_waits_for_its_predecessors_procedures() {
         matches!(actions[..], [HostAction::Fence { .. }, HostAction::Admit { .. }, HostAction::Reply { .. }]),
         "{actions:?}"
     );
-    let same = Call { id: CallId { term: 2, ..running.id }, ..running };
+    let ticket = world.call(a, SHORT, vec![]).ticket;
+    let same = Call { id: CallId { term: 2, ..running.id }, ticket, ..running };
     assert_eq!(runs(&world.send(&same)), [same.id], "its call is not taken for the predecessor's");
 }
 
@@ -268,7 +277,7 @@ fn a_new_holder_of_a_number_waits_for_its_predecessors_procedures() {
 fn fencing_oneself_is_answered_after_the_fence() {
     let mut world = world();
     let (a, _) = world.open().unwrap();
-    let call = world.control(a, &Request::BeginFence { victim: a, force: false });
+    let call = world.control(a, &Request::BeginFence { victim: a });
     let actions = world.send(&call);
     assert!(matches!(actions[..], [HostAction::Fence { .. }, HostAction::Reply { outcome: Ok(_), .. }]));
 }
@@ -279,6 +288,7 @@ fn memory_of_others_is_not_touched() {
     let server = MemoryServer::new(config.clone(), ProcedureSet::default()).unwrap();
     let memory = VecMemory::new(&server.regions());
     let call = Call {
+        ticket: 0,
         id: CallId { session: SessionId::NONE, term: 0, endpoint: 0, sequence: 0 },
         acknowledged_below: 0,
         procedure: ProcedureId::CONTROL,

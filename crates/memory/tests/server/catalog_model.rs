@@ -113,15 +113,19 @@ impl Model {
     }
 
     fn release(&mut self, index: u32) {
-        let reply = self.world.ask_twice(self.me, Request::ReleaseIndex { index });
+        let reply = self.world.ask_twice(self.me, Request::ReleaseIndex { index, seal: 0 });
         let flushed = self.flushed;
         match self.by_id(index).cloned() {
             Some((info, _)) if info.state != IndexState::Dropping => assert!(is_bad_request(&reply)),
             Some((info, generation)) if flushed < generation => {
                 assert_eq!(reply, refused(ControlError::DropPending { name: info.name }));
             }
+            None if !self.used_ids.contains(&index) => {
+                assert_eq!(reply, refused(ControlError::NoSuchIndex { name: format!("#{index}") }));
+            }
             _ => {
-                assert_eq!(reply, Ok(Reply::Done {}));
+                let Request::ReleaseIndex { seal, .. } = self.world.release(index) else { unreachable!() };
+                assert_eq!(reply, Ok(Reply::Released { seal }));
                 self.chunks.remove(&index);
             }
         }

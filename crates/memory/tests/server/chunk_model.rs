@@ -79,11 +79,18 @@ struct Model {
     marks: u64,
 }
 
+/// Where the superblock has the number of the next index.
+const NEXT_INDEX_AT: u64 = 64;
+
 impl Model {
     fn new() -> Self {
         let config = ServerConfig::tiny(ServerId::new(0), 1, CHUNKS);
+        let mut world = World::new(config);
+        // All the indexes that are named here have been, and were dropped.
+        world.memory.store(RegionId::META, NEXT_INDEX_AT, 100);
+        world.restart();
         Self {
-            world: World::new(config),
+            world,
             extents: BTreeMap::new(),
             published: BTreeMap::new(),
             live: Vec::new(),
@@ -224,15 +231,24 @@ impl Model {
         let offset = MAIN_BASE + u64::from(at) * CHUNK_BYTES;
         // The next flush that anybody asks for begins after this free.
         let generation = self.epochs.flush + 1;
-        let reply = self.world.ask_twice(who, Request::FreeChunks { offset, generation });
+        let mut reply = self.world.ask_twice(who, Request::FreeChunks { offset, generation });
         let Some(extent) = self.extents.get_mut(&at) else {
             assert!(is_bad_request(&reply));
             return;
         };
-        let allowed = matches!(extent.status, Status::Used { owner } if owner == who || owner.is_none());
+        let is_raw = extent.kind.2 == 0;
+        let allowed =
+            matches!(extent.status, Status::Used { owner } if owner == who || (owner.is_none() && !is_raw));
         if !allowed {
             assert!(is_bad_request(&reply), "{extent:?} was freed by {who}");
             return;
+        }
+        let objects = ObjectChunk::new(CHUNK_BYTES, extent.kind.2);
+        if objects.is_some_and(|objects| self.bitmap[&at] & objects.word_mask(0) != 0) {
+            assert!(is_bad_request(&reply), "{extent:?} holds objects");
+            self.world.memory.store(RegionId::MAIN, offset + ObjectChunk::BITMAP_OFFSET, 0);
+            self.bitmap.insert(at, 0);
+            reply = self.world.ask_twice(who, Request::FreeChunks { offset, generation });
         }
         assert_eq!(reply, Ok(Reply::Done {}));
         extent.status = Status::Freed { generation };
@@ -380,7 +396,8 @@ impl Model {
             }
             Step::Release { who, index } => {
                 let Some(who) = pick(who) else { return };
-                self.world.done(who, Request::ReleaseIndex { index: *index });
+                let reply = self.world.ask(who, Request::ReleaseIndex { index: *index, seal: 0 });
+                assert!(matches!(reply, Ok(Reply::Released { .. })), "{reply:?}");
                 let released = self.covered(|extent| extent.kind.0 == *index);
                 self.extents.retain(|_, extent| extent.kind.0 != *index);
                 self.hinted.retain(|chunk, _| !released.contains(chunk));

@@ -125,16 +125,16 @@ fn live<M: ServerMemory>(world: &mut World<M>, note: Note<'_, M>) {
         (observer, Request::Heartbeat { oldest_pin: 1, flushed: 1, does_chores: false, is_waiting: false }),
         (b, alloc(2, 0, 2, 1)),
         (b, alloc(2, 64, 1, 1)),
-        (b, Request::BeginFence { victim: a, force: true }),
+        (b, Request::Evict { victim: a, term }),
         (b, Request::CompleteFence { victim: a, term }),
         (b, Request::BeginAdopt { victim: a }),
-        (b, Request::AdoptChunks { victim: a, term }),
-        (b, Request::FinishAdopt { victim: a, term }),
+        (b, world.adopt_chunks(b, a, term)),
+        (b, world.finish_adopt(b, a, term)),
         (b, alloc(1, 64, 1, 1)),
         (b, Request::BeginDrop { name: "second".to_owned() }),
         (b, Request::Heartbeat { oldest_pin: 2, flushed: 2, does_chores: false, is_waiting: false }),
         (observer, Request::Heartbeat { oldest_pin: 2, flushed: 2, does_chores: false, is_waiting: false }),
-        (b, Request::ReleaseIndex { index: 2 }),
+        (b, Request::ReleaseIndex { index: 2, seal: 0 }),
         (b, Request::FinishDrop { index: 2 }),
         (b, create("third")),
         (b, alloc(3, 0, 4, 2)),
@@ -143,7 +143,7 @@ fn live<M: ServerMemory>(world: &mut World<M>, note: Note<'_, M>) {
     for (who, request) in steps {
         // What the dying one had not finished, and what the leaving one did not tidy up.
         let untidy = match request {
-            Request::BeginFence { victim, .. } => Some(victim),
+            Request::Evict { victim, .. } => Some(victim),
             Request::CloseSession {} => Some(who),
             _ => None,
         };
@@ -232,7 +232,7 @@ fn check_extents_are_whole(facts: &Facts) {
 fn check_pool_serves(heir: &mut World, observer: SessionId, found: &Facts) {
     // All are fenced before the first is buried: one of the dead may have been adopting another.
     for victim in found.sessions.keys() {
-        let term = heir.victim(observer, Request::BeginFence { victim: *victim, force: false });
+        let term = heir.victim(observer, Request::BeginFence { victim: *victim });
         heir.done(observer, Request::CompleteFence { victim: *victim, term });
     }
     for victim in found.sessions.keys() {
@@ -288,7 +288,7 @@ fn a_crash_while_a_number_changes_hands_leaves_the_heir_nothing() {
         world.attach(number, 2).expect("it is newer");
         world.ask(number, alloc.clone()).expect("there is memory");
         world.attach(other, 3).expect("it is the first");
-        world.done(other, Request::Fence { victim: number, term: 4 });
+        world.done(other, world.fence(number, 4));
         world.memory.stores.get()
     };
     let total = live(&mut mortal(config.clone(), u64::MAX));

@@ -4,14 +4,18 @@ use farwood_fabric::Label;
 use farwood_fabric::addr::SessionId;
 use farwood_fabric::call::{Call, CallError, CallId, CallOutcome};
 use farwood_fabric::clock::Nanos;
-use farwood_fabric::control::{ControlError, Epochs, Reply, Request};
+use farwood_fabric::control::{ControlError, Epochs, IndexId, Reply, Request};
 use farwood_fabric::procedure::{ProcedureId, ProcedureSet};
 use farwood_fabric::server::{HostAction, ServerLogic, ServerMemory};
 use farwood_fabric::wire::{decode, encode};
+use farwood_memory::seal::Opened;
 use farwood_memory::testing::VecMemory;
 use farwood_memory::{MemoryServer, ServerConfig};
-use std::cell::RefCell;
+use std::cell::{Ref, RefCell};
 use std::collections::BTreeMap;
+
+/// The incarnation of the coordinator's memory, in every test here.
+const COORDINATOR: u32 = 1;
 
 pub(crate) struct World<M = VecMemory> {
     pub(crate) config: ServerConfig,
@@ -20,8 +24,8 @@ pub(crate) struct World<M = VecMemory> {
     pub(crate) procedures: ProcedureSet,
     pub(crate) now: Nanos,
     sequence: u64,
-    /// The terms in which sessions were admitted last, which their calls carry.
-    terms: RefCell<BTreeMap<SessionId, u64>>,
+    /// The terms in which sessions were admitted last, and their tickets, which their calls carry.
+    terms: RefCell<BTreeMap<SessionId, (u64, u64)>>,
 }
 
 impl World {
@@ -53,9 +57,9 @@ impl<M: ServerMemory> World<M> {
 
     pub(crate) fn call(&mut self, session: SessionId, procedure: ProcedureId, request: Vec<u8>) -> Call {
         self.sequence += 1;
-        let term = self.terms.borrow().get(&session).copied().unwrap_or(0);
+        let (term, ticket) = self.terms.borrow().get(&session).copied().unwrap_or((0, 0));
         let id = CallId { session, term, endpoint: 3, sequence: self.sequence };
-        Call { id, acknowledged_below: 0, procedure, request }
+        Call { id, ticket, acknowledged_below: 0, procedure, request }
     }
 
     pub(crate) fn control(&mut self, session: SessionId, request: &Request) -> Call {
@@ -65,11 +69,16 @@ impl<M: ServerMemory> World<M> {
     pub(crate) fn send(&self, call: &Call) -> Vec<HostAction> {
         let actions = self.server.call(&self.memory, call.clone(), self.now);
         for action in &actions {
-            if let HostAction::Admit { session, term, .. } = action {
-                self.terms.borrow_mut().insert(*session, *term);
+            if let HostAction::Admit { session, term, ticket, .. } = action {
+                self.terms.borrow_mut().insert(*session, (*term, *ticket));
             }
         }
         actions
+    }
+
+    /// The terms and tickets of those who were admitted.
+    pub(crate) fn terms(&self) -> Ref<'_, BTreeMap<SessionId, (u64, u64)>> {
+        self.terms.borrow()
     }
 
     /// The reply to a request.
@@ -104,13 +113,43 @@ impl<M: ServerMemory> World<M> {
 
     /// Comes to a server that is not the coordinator.
     pub(crate) fn attach(&mut self, session: SessionId, term: u64) -> Result<Reply, CallError> {
-        self.ask(session, Request::AttachSession { read_only: false, term, coordinator: 1 })
+        let request = self.attachment(session, term);
+        self.ask(session, request)
+    }
+
+    /// What the coordinator's answer makes a session say that comes to another server.
+    pub(crate) fn attachment(&self, session: SessionId, term: u64) -> Request {
+        let opened = Opened { term, read_only: false, next_index: 1 };
+        let seal = self.config.secret.opened(COORDINATOR, session, opened);
+        Request::AttachSession { read_only: false, term, coordinator: COORDINATOR, next_index: 1, seal }
+    }
+
+    /// The requests about a victim, sealed as the coordinator seals them.
+    pub(crate) fn fence(&self, victim: SessionId, term: u64) -> Request {
+        Request::Fence { victim, term, seal: self.config.secret.fence(COORDINATOR, victim, term) }
+    }
+
+    pub(crate) fn adopt_chunks(&self, by: SessionId, victim: SessionId, term: u64) -> Request {
+        Request::AdoptChunks { victim, term, seal: self.adoption(by, victim, term) }
+    }
+
+    pub(crate) fn finish_adopt(&self, by: SessionId, victim: SessionId, term: u64) -> Request {
+        Request::FinishAdopt { victim, term, seal: self.adoption(by, victim, term) }
+    }
+
+    fn adoption(&self, by: SessionId, victim: SessionId, term: u64) -> u64 {
+        let by_term = self.terms.borrow().get(&by).map_or(0, |(term, _)| *term);
+        self.config.secret.adoption(COORDINATOR, (victim, term), (by, by_term))
+    }
+
+    pub(crate) fn release(&self, index: IndexId) -> Request {
+        Request::ReleaseIndex { index, seal: self.config.secret.released(COORDINATOR, index) }
     }
 
     /// The victim's term, which the first step of a fence or an adoption answers with.
     pub(crate) fn victim(&mut self, by: SessionId, request: Request) -> u64 {
         match self.ask(by, request.clone()) {
-            Ok(Reply::Victim { term }) => term,
+            Ok(Reply::Victim { term, .. }) => term,
             other => panic!("{request:?}: {other:?}"),
         }
     }
@@ -119,13 +158,20 @@ impl<M: ServerMemory> World<M> {
         assert_eq!(self.ask(session, request.clone()), Ok(Reply::Done {}), "{request:?}");
     }
 
+    /// Fences a session, whether its lease runs or not.
+    pub(crate) fn evict(&mut self, by: SessionId, victim: SessionId) -> u64 {
+        let term = self.terms.borrow()[&victim].0;
+        self.victim(by, Request::Evict { victim, term })
+    }
+
     /// Fences and adopts a session by the whole protocol of a pool of one server.
     pub(crate) fn bury(&mut self, by: SessionId, victim: SessionId, force: bool) -> Reply {
-        let term = self.victim(by, Request::BeginFence { victim, force });
+        let term =
+            if force { self.evict(by, victim) } else { self.victim(by, Request::BeginFence { victim }) };
         self.done(by, Request::CompleteFence { victim, term });
         assert_eq!(self.victim(by, Request::BeginAdopt { victim }), term, "nobody else comes in between");
-        let adopted = self.ask(by, Request::AdoptChunks { victim, term }).expect("it is fenced");
-        self.done(by, Request::FinishAdopt { victim, term });
+        let adopted = self.ask(by, self.adopt_chunks(by, victim, term)).expect("it is fenced");
+        self.done(by, self.finish_adopt(by, victim, term));
         adopted
     }
 }

@@ -9,3 +9,5 @@ mod chunk_model;
 mod crash;
 mod driver;
 mod session_model;
+mod storm;
+mod wrong_client;

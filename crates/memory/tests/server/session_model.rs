@@ -36,9 +36,8 @@ enum What {
         step: i64,
     },
     Close,
-    BeginFence {
-        force: bool,
-    },
+    BeginFence,
+    Evict,
     Fence,
     CompleteFence,
     BeginAdopt,
@@ -57,7 +56,8 @@ fn what() -> impl Strategy<Value = What> {
         6 => Just(What::Open),
         5 => prop_oneof![2 => Just(0), 3 => Just(1), 1 => Just(-1)].prop_map(|step| What::Attach { step }),
         1 => Just(What::Close),
-        5 => any::<bool>().prop_map(|force| What::BeginFence { force }),
+        3 => Just(What::BeginFence),
+        3 => Just(What::Evict),
         4 => Just(What::Fence),
         5 => Just(What::CompleteFence),
         5 => Just(What::BeginAdopt),
@@ -166,8 +166,31 @@ impl Side {
         !self.is_coordinator() && self.age(victim, term) == Ok(Ordering::Less)
     }
 
-    fn victim(&self, victim: SessionId) -> Reply {
-        Reply::Victim { term: self.terms[&victim] }
+    /// The answer to the first step of a fence.
+    fn fenced(&self, victim: SessionId) -> Reply {
+        let Request::Fence { term, seal, .. } = self.world.fence(victim, self.terms[&victim]) else {
+            unreachable!()
+        };
+        Reply::Victim { term, seal }
+    }
+
+    /// The answer to the first step of an adoption.
+    fn adopted(&self, by: SessionId, victim: SessionId) -> Reply {
+        let Request::AdoptChunks { term, seal, .. } =
+            self.world.adopt_chunks(by, victim, self.terms[&victim])
+        else {
+            unreachable!()
+        };
+        Reply::Victim { term, seal }
+    }
+
+    fn evict(&mut self, by: SessionId, victim: SessionId, term: u64) -> Outcome {
+        self.admitted(by)?;
+        self.leads()?;
+        if self.terms.get(&victim).is_none_or(|known| *known != term || victim.get() > 4) {
+            return Err(ControlError::NoSuchSession { session: victim });
+        }
+        self.begin_fence(by, victim, true)
     }
 
     fn begin_fence(&mut self, by: SessionId, victim: SessionId, force: bool) -> Outcome {
@@ -177,13 +200,13 @@ impl Side {
             Free => return Err(ControlError::NoSuchSession { session: victim }),
             Active if !force && victim != by => self.leases[&victim].saturating_sub(self.world.now),
             Active | Lost => 0,
-            _ => return Ok(Some(self.victim(victim))),
+            _ => return Ok(Some(self.fenced(victim))),
         };
         if left_ns > 0 {
             return Err(ControlError::LeaseAlive { session: victim, left_ns });
         }
         self.set(victim, Fencing);
-        Ok(Some(self.victim(victim)))
+        Ok(Some(self.fenced(victim)))
     }
 
     fn fence(&mut self, by: SessionId, victim: SessionId, term: u64) -> Outcome {
@@ -233,7 +256,7 @@ impl Side {
             Adopting(other) if other != by => Err(ControlError::BeingAdopted { session: victim, by: other }),
             Fenced | Adopting(_) => {
                 self.set(victim, Adopting(by));
-                Ok(Some(self.victim(victim)))
+                Ok(Some(self.adopted(by, victim)))
             }
         }
     }
@@ -261,8 +284,8 @@ impl Side {
         let fences = actions.iter().filter(|action| matches!(action, HostAction::Fence { .. })).count();
         let reply = understand(outcome(&call, actions));
         let is_fence = match *request {
-            Request::BeginFence { .. } | Request::CloseSession {} => true,
-            Request::Fence { victim, term } => !self.is_past(victim, term),
+            Request::BeginFence { .. } | Request::Evict { .. } | Request::CloseSession {} => true,
+            Request::Fence { victim, term, .. } => !self.is_past(victim, term),
             _ => false,
         };
         assert_eq!(fences, usize::from(is_fence && expected.is_ok()), "a fence goes with {request:?}");
@@ -310,7 +333,7 @@ impl Side {
         );
         let actions = self.world.send(&call);
         let admitted = actions.iter().find_map(|action| match action {
-            HostAction::Admit { session, term, permissions } => Some((*session, *term, *permissions)),
+            HostAction::Admit { session, term, permissions, .. } => Some((*session, *term, *permissions)),
             _ => None,
         });
         match understand(outcome(&call, actions)) {
@@ -335,14 +358,14 @@ impl Side {
     }
 
     fn attach(&mut self, caller: SessionId, term: u64) {
-        let call =
-            self.world.control(caller, &Request::AttachSession { read_only: false, term, coordinator: 1 });
+        let request = self.world.attachment(caller, term);
+        let call = self.world.control(caller, &request);
         let actions = self.world.send(&call);
         let mut kinds: Vec<_> = actions.iter().map(std::mem::discriminant).collect();
         kinds.pop();
         let [fence, admit] = [
             HostAction::Fence { session: caller },
-            HostAction::Admit { session: caller, term, permissions: Permissions::ALL },
+            HostAction::Admit { session: caller, term, ticket: 0, permissions: Permissions::ALL },
         ]
         .map(|action| std::mem::discriminant(&action));
         let reply = understand(outcome(&call, actions));
@@ -428,13 +451,17 @@ impl Side {
                     }
                 }
             }
-            What::BeginFence { force } => {
-                let expected = self.begin_fence(caller, victim, force);
-                self.check(caller, &Request::BeginFence { victim, force }, &expected);
+            What::BeginFence => {
+                let expected = self.begin_fence(caller, victim, false);
+                self.check(caller, &Request::BeginFence { victim }, &expected);
+            }
+            What::Evict => {
+                let expected = self.evict(caller, victim, term);
+                self.check(caller, &Request::Evict { victim, term }, &expected);
             }
             What::Fence => {
                 let expected = self.fence(caller, victim, term);
-                self.check(caller, &Request::Fence { victim, term }, &expected);
+                self.check(caller, &self.world.fence(victim, term), &expected);
             }
             What::CompleteFence => {
                 let expected = self.complete_fence(caller, victim, term);
@@ -453,13 +480,16 @@ impl Side {
                     Err(_) if self.admitted(caller).is_ok() && self.is_past(victim, term) => Ok(None),
                     Err(error) => Err(error),
                 };
-                self.check(caller, &Request::FinishAdopt { victim, term }, &expected);
+                let request = self.world.finish_adopt(caller, victim, term);
+                self.check(caller, &request, &expected);
             }
             What::AdoptChunks => match self.adopts(caller, victim, term) {
-                Err(error) => self.check(caller, &Request::AdoptChunks { victim, term }, &Err(error)),
+                Err(error) => {
+                    self.check(caller, &self.world.adopt_chunks(caller, victim, term), &Err(error));
+                }
                 Ok(()) => {
                     let held = self.disown(victim);
-                    let reply = self.world.ask(caller, Request::AdoptChunks { victim, term });
+                    let reply = self.world.ask(caller, self.world.adopt_chunks(caller, victim, term));
                     let Ok(Reply::Adopted { chunks, .. }) = reply else { panic!("{reply:?}") };
                     assert!(chunks.iter().all(|chunk| chunk.owner.is_none()));
                     assert_eq!(chunks.iter().map(|chunk| chunk.offset).collect::<Vec<_>>(), held);
@@ -496,7 +526,7 @@ fn a_session_that_only_reads_is_held_to_it() {
     assert!(matches!(actions[0], HostAction::Admit { permissions: Permissions::READ, .. }));
     let Ok(Reply::Session { session, .. }) = understand(outcome(&call, actions)) else { panic!() };
     let create = Request::CreateIndex { name: "n".to_owned(), engine: "e".to_owned(), config: vec![] };
-    for request in [create, Request::RequestFlush {}, Request::ReleaseIndex { index: 1 }] {
+    for request in [create, Request::RequestFlush {}, Request::ReleaseIndex { index: 1, seal: 0 }] {
         assert!(crate::driver::is_bad_request(&world.ask(session, request)));
     }
     assert!(world.ask(session, Request::ListIndexes {}).is_ok());
@@ -519,7 +549,7 @@ fn the_number_of_a_dead_session_counts_until_it_is_fenced() {
     }
     assert_eq!(beat(&mut world), 1, "a is silent");
     world.now += 1000;
-    let term = world.victim(b, Request::BeginFence { victim: a, force: false });
+    let term = world.victim(b, Request::BeginFence { victim: a });
     assert_eq!(beat(&mut world), 1, "its verbs may still land elsewhere");
     world.done(b, Request::CompleteFence { victim: a, term });
     assert_eq!(beat(&mut world), 2);
@@ -554,10 +584,11 @@ fn a_delayed_fence_does_not_touch_the_next_holder_of_the_number() {
     let (mut world, by) = elsewhere();
     let victim = s(1);
     world.attach(victim, 1).unwrap();
-    let delayed = world.control(by, &Request::Fence { victim, term: 1 });
-    world.done(by, Request::Fence { victim, term: 1 });
-    world.ask(by, Request::AdoptChunks { victim, term: 1 }).unwrap();
-    world.done(by, Request::FinishAdopt { victim, term: 1 });
+    let fence = world.fence(victim, 1);
+    let delayed = world.control(by, &fence);
+    world.done(by, fence);
+    world.ask(by, world.adopt_chunks(by, victim, 1)).unwrap();
+    world.done(by, world.finish_adopt(by, victim, 1));
     world.attach(victim, 2).unwrap();
     settle(&mut world, victim);
     let actions = world.send(&delayed);
@@ -566,8 +597,8 @@ fn a_delayed_fence_does_not_touch_the_next_holder_of_the_number() {
     assert!(world.ask(victim, Request::ListChunks { owner: None }).is_ok(), "it is still admitted");
     assert_eq!(belongings(&mut world, victim), (1, true));
     let gone = refused(ControlError::NoSuchSession { session: victim });
-    assert_eq!(world.ask(by, Request::AdoptChunks { victim, term: 1 }), gone);
-    world.done(by, Request::Fence { victim, term: 2 });
+    assert_eq!(world.ask(by, world.adopt_chunks(by, victim, 1)), gone);
+    world.done(by, world.fence(victim, 2));
     assert!(world.ask(victim, Request::ListChunks { owner: None }).is_err());
 }
 
@@ -578,17 +609,17 @@ fn a_late_end_of_an_adoption_does_not_end_the_next_one() {
     for term in [1, 2] {
         world.attach(victim, term).unwrap();
         settle(&mut world, victim);
-        world.done(by, Request::Fence { victim, term });
+        world.done(by, world.fence(victim, term));
         if term == 1 {
-            world.done(by, Request::FinishAdopt { victim, term });
+            world.done(by, world.finish_adopt(by, victim, term));
         }
     }
-    world.done(by, Request::FinishAdopt { victim, term: 1 });
+    world.done(by, world.finish_adopt(by, victim, 1));
     assert_eq!(belongings(&mut world, victim), (1, true), "somebody else works on it");
     let gone = refused(ControlError::NoSuchSession { session: victim });
-    assert_eq!(world.ask(by, Request::FinishAdopt { victim, term: 3 }), gone);
-    world.done(by, Request::FinishAdopt { victim, term: 2 });
-    world.done(by, Request::FinishAdopt { victim, term: 2 });
+    assert_eq!(world.ask(by, world.finish_adopt(by, victim, 3)), gone);
+    world.done(by, world.finish_adopt(by, victim, 2));
+    world.done(by, world.finish_adopt(by, victim, 2));
     assert_eq!(belongings(&mut world, victim), (0, false));
 }
 
@@ -623,9 +654,9 @@ fn who_was_fenced_before_it_came_is_not_let_in() {
     let (mut world, by) = elsewhere();
     let victim = s(3);
     let fenced = refused(ControlError::SessionFenced { session: victim });
-    world.done(by, Request::Fence { victim, term: 9 });
+    world.done(by, world.fence(victim, 9));
     assert_eq!(world.attach(victim, 9), fenced);
-    world.done(by, Request::FinishAdopt { victim, term: 9 });
+    world.done(by, world.finish_adopt(by, victim, 9));
     assert_eq!(world.attach(victim, 9), fenced, "not even when its number is free");
     world.attach(victim, 10).unwrap();
 }

@@ -244,9 +244,7 @@ impl Client {
             return Err(Failure::new(format_args!("a drop began, but: {dropping:?}")));
         };
         self.flushed(generation).await?;
-        for server in 0..self.servers() {
-            self.control(server, &Request::ReleaseIndex { index: self.catalog }).await?;
-        }
+        self.session.release_index(&self.op(), self.catalog).await?;
         self.control(0, &Request::FinishDrop { index: self.catalog }).await?;
         Ok(())
     }
@@ -395,10 +393,19 @@ impl Client {
         Ok((session, endpoint))
     }
 
+    /// Fences a session, whether its lease runs or not.
+    pub(super) async fn evict(&self, victim: SessionId) -> Outcome {
+        let sessions = self.session.list(&self.op()).await?;
+        let Some(info) = sessions.into_iter().find(|info| info.session == victim) else {
+            return Err(Failure::new(format_args!("{victim} is not listed")));
+        };
+        Ok(self.session.evict(&self.op(), victim, info.term).await?)
+    }
+
     /// Fences a session, takes over what it left, and frees its number.
     pub(super) async fn bury(&self, victim: SessionId) -> Outcome {
+        self.evict(victim).await?;
         let op = self.op();
-        self.session.fence(&op, victim, true).await?;
         let estate = self.session.adopt(&op, victim).await?;
         self.session.finish_adoption(&op, &estate).await?;
         Ok(())

@@ -64,7 +64,7 @@ pub(super) async fn fence_and_watch(client: &Client, victim: SessionId, fence: b
         client.until("the victim to write", client.at(n, 0), |written| written > 20).await?;
     }
     if fence {
-        client.session.fence(&client.op(), victim, true).await?;
+        client.evict(victim).await?;
     }
     let watched = unchanging(client).await;
     // Whatever came of it, the victim is not left behind.
@@ -218,8 +218,8 @@ async fn adoption(client: &Client) -> Outcome {
     let told =
         matches!(&early, Err(error) if matches!(error.control(), Some(ControlError::NotFenced { .. })));
     ensure!(told, "a living session is adopted: expected NotFenced, got {early:?}");
-    client.session.fence(&op, victim, true).await?;
-    client.session.fence(&op, victim, false).await?;
+    client.evict(victim).await?;
+    client.session.fence(&op, victim).await?;
     let state = client.session.list(&op).await?.into_iter().find(|info| info.session == victim);
     let fenced = state.as_ref().is_some_and(|info| info.state == SessionState::Fenced);
     ensure!(fenced, "{victim} was fenced and is listed as {state:?}");
@@ -282,7 +282,7 @@ async fn epochs(client: &Client) -> Outcome {
             "{stamp:?} is safe, and an operation from before is under way"
         );
     }
-    client.session.fence(&client.op(), victim, true).await?;
+    client.evict(victim).await?;
     let mut patience = Patience::new(&client.endpoint);
     while !client.session.is_safe(stamp) {
         client.session.heartbeat(&client.endpoint).await?;
@@ -317,16 +317,16 @@ async fn leases(client: &Client) -> Outcome {
     let op = client.op();
     let silent = client.until("a silent session", client.board(1), |id| id != 0).await?;
     let silent = SessionId::new(u16::try_from(silent)?);
-    let early = client.session.fence(&op, victim, false).await;
+    let early = client.session.fence(&op, victim).await;
     let told =
         matches!(&early, Err(error) if matches!(error.control(), Some(ControlError::LeaseAlive { .. })));
     ensure!(told, "a session that is kept alive is fenced: expected LeaseAlive, got {early:?}");
     if lease_ns > 0 {
         client.endpoint.sleep(lease_ns + lease_ns / 4).await;
-        client.session.fence(&op, silent, false).await?;
+        client.session.fence(&op, silent).await?;
         let estate = client.session.adopt(&op, silent).await?;
         client.session.finish_adoption(&op, &estate).await?;
-        let early = client.session.fence(&op, victim, false).await;
+        let early = client.session.fence(&op, victim).await;
         let told =
             matches!(&early, Err(error) if matches!(error.control(), Some(ControlError::LeaseAlive { .. })));
         ensure!(told, "a session that is kept alive is fenced: expected LeaseAlive, got {early:?}");

@@ -14,18 +14,22 @@ mod workers;
 use super::Inbox;
 use super::verbs::loopback::Loopback;
 use crate::addr::{ServerId, SessionId};
-use crate::call::{Call, CallError, CallId, CallOutcome, Target};
+use crate::call::{Call, CallError, CallId, CallOutcome, Principal, Target};
 use crate::clock::RealClock;
-use crate::control::ControlError;
+use crate::control::{ControlError, Request};
 use crate::error::FabricError;
 use crate::exec::lock;
+use crate::procedure::ProcedureId;
+use crate::rarely::Rarely;
 use crate::region::{Identity, Permissions, RegionTable};
 use crate::server::{HostAction, ServerLogic, StartError};
 use crate::status::{Pages, ServerStatus, Traffic};
+use crate::wire;
 use gates::{Gate, Gates, Holder};
 use regions::Regions;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -41,6 +45,11 @@ pub(crate) const HERE: PeerId = 0;
 pub(crate) trait Caller: Send + Sync + fmt::Debug {
     /// The call has ended.
     fn answer(&self, to: CallId, outcome: CallOutcome);
+
+    /// Where it is, for people.
+    fn whence(&self) -> String {
+        "this process".to_owned()
+    }
 }
 
 /// A process that serves calls to its sessions.
@@ -86,11 +95,78 @@ struct Server {
 #[derive(Debug)]
 struct Waiting {
     target: Target,
+    /// Who asked first.
+    by: PeerId,
     askers: SmallVec<[(PeerId, Arc<dyn Caller>); 1]>,
 }
 
 /// Of those who ask the same again and again, so many are answered.
 const MAX_ASKERS: usize = 16;
+
+/// How many calls of one process may wait for sessions to answer: sessions may take as long as they like.
+const MAX_WAITING: u32 = 16 << 10;
+
+/// The calls that have not been answered.
+#[derive(Default, Debug)]
+struct AllWaiting {
+    calls: FxHashMap<CallId, Waiting>,
+    /// How many of them each process asked first.
+    by: FxHashMap<PeerId, u32>,
+}
+
+impl AllWaiting {
+    /// Gives the caller back if that process has too many already.
+    fn insert(
+        &mut self,
+        id: CallId,
+        target: Target,
+        peer: PeerId,
+        caller: Arc<dyn Caller>,
+    ) -> Result<(), Arc<dyn Caller>> {
+        let entry = match self.calls.entry(id) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let count = self.by.entry(peer).or_default();
+                if *count >= MAX_WAITING && peer != HERE {
+                    return Err(caller);
+                }
+                *count += 1;
+                entry.insert(Waiting { target, by: peer, askers: SmallVec::new() })
+            }
+        };
+        if entry.askers.len() == MAX_ASKERS {
+            entry.askers.remove(0);
+        }
+        entry.askers.push((peer, caller));
+        Ok(())
+    }
+
+    fn remove(&mut self, id: CallId) -> Option<Waiting> {
+        let waiting = self.calls.remove(&id)?;
+        Self::forget(&mut self.by, waiting.by);
+        Some(waiting)
+    }
+
+    fn retain(&mut self, mut stays: impl FnMut(CallId, &mut Waiting) -> bool) {
+        let by = &mut self.by;
+        self.calls.retain(|id, waiting| {
+            let stays = stays(*id, waiting);
+            if !stays {
+                Self::forget(by, waiting.by);
+            }
+            stays
+        });
+    }
+
+    fn forget(by: &mut FxHashMap<PeerId, u32>, peer: PeerId) {
+        if let Entry::Occupied(mut count) = by.entry(peer) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+}
 
 /// A memory server in this process.
 pub(crate) struct Host {
@@ -107,7 +183,7 @@ pub(crate) struct Host {
     /// (Coordinator) Who answers calls to a session.
     serving: Mutex<FxHashMap<SessionId, Server>>,
     /// Calls that have not been answered.
-    waiting: Mutex<FxHashMap<CallId, Waiting>>,
+    waiting: Mutex<AllWaiting>,
     /// From which process each session was last heard of.
     callers: Mutex<FxHashMap<SessionId, (u64, PeerId)>>,
     workers: Mutex<Option<Workers>>,
@@ -115,13 +191,22 @@ pub(crate) struct Host {
     calls: AtomicU64,
     /// By which procedures take part in the atomics of an RDMA device.
     loopback: OnceLock<Arc<Loopback>>,
+    evictions: Rarely,
 }
 
 #[derive(Debug)]
 struct Admitted {
     term: u64,
+    ticket: u64,
     permissions: Permissions,
     gates: Vec<Passage>,
+}
+
+impl Admitted {
+    /// Whether it is this holder of the number that was admitted, and no other who says so.
+    fn is(&self, who: Principal) -> bool {
+        (self.term, self.ticket) == (who.term, who.ticket)
+    }
 }
 
 /// A gate that was given out, and who may have to be ended to close it.
@@ -169,6 +254,7 @@ impl Host {
             workers: Mutex::default(),
             calls: AtomicU64::new(0),
             loopback: OnceLock::new(),
+            evictions: Rarely::default(),
         }))
     }
 
@@ -213,17 +299,16 @@ impl Host {
 
     // --- connections ---
 
-    /// A gate for an endpoint of `session`. Nobody's endpoints may call and no more; those of a session that is not (or no
+    /// A gate for an endpoint of a session. Nobody's endpoints may call and no more; those of a session that is not (or no
     /// longer) admitted find their gate closed.
     pub(crate) fn connect(
         &self,
-        session: SessionId,
-        term: u64,
+        who: Principal,
         holder: Option<Arc<dyn Holder>>,
     ) -> Result<Opened, FabricError> {
         let mut admitted = lock(&self.admitted);
-        let Some(entry) = admitted.get_mut(&session).filter(|entry| entry.term == term) else {
-            let permissions = if session.is_none() { Permissions::NONE } else { Permissions::ALL };
+        let Some(entry) = admitted.get_mut(&who.session).filter(|entry| entry.is(who)) else {
+            let permissions = if who.session.is_none() { Permissions::NONE } else { Permissions::ALL };
             return Ok(Opened { gate: self.gates.closed(), permissions });
         };
         let Some(gate) = self.gates.take(holder.as_deref()) else {
@@ -306,13 +391,21 @@ impl Host {
         self.calls.fetch_add(1, Ordering::Relaxed);
         match target {
             Target::Server(server) if server == self.id() => {
-                if !id.session.is_none() && peer != HERE {
-                    lock(&self.callers).insert(id.session, (id.term, peer));
+                let who = Principal { session: id.session, term: id.term, ticket: call.ticket };
+                let eviction = eviction(&call).map(|victim| (victim, caller.whence()));
+                if !self.ask(id, target, peer, caller) {
+                    return;
                 }
-                self.ask(id, target, peer, caller);
                 let _turn = lock(&self.turn);
                 let actions = self.logic.call(&*self.memory, call, self.clock.now());
+                if let Some((victim, whence)) = eviction {
+                    self.log_eviction(victim, id.session, &whence, &actions);
+                }
                 self.carry_out(actions);
+                // Only whoever is the session: when this peer hangs up, the session's lease ends soon.
+                if peer != HERE && lock(&self.admitted).get(&who.session).is_some_and(|entry| entry.is(who)) {
+                    lock(&self.callers).insert(who.session, (who.term, peer));
+                }
             }
             Target::Server(server) => {
                 let error = CallError::Failed(FabricError::UnknownServer { server }.to_string());
@@ -323,32 +416,56 @@ impl Host {
                 let Some((term, serving)) = server else {
                     return caller.answer(id, Err(CallError::NoSuchSession { session }));
                 };
-                self.ask(id, target, peer, caller);
-                serving.incoming(session, term, call);
+                if self.ask(id, target, peer, caller) {
+                    serving.incoming(session, term, call);
+                }
             }
         }
     }
 
-    fn ask(&self, id: CallId, target: Target, peer: PeerId, caller: Arc<dyn Caller>) {
-        let mut waiting = lock(&self.waiting);
-        let entry = waiting.entry(id).or_insert_with(|| Waiting { target, askers: SmallVec::new() });
-        if entry.askers.len() == MAX_ASKERS {
-            entry.askers.remove(0);
+    /// Whether the call may be made: otherwise that was answered.
+    fn ask(&self, id: CallId, target: Target, peer: PeerId, caller: Arc<dyn Caller>) -> bool {
+        let refused = lock(&self.waiting).insert(id, target, peer, caller).err();
+        if let Some(caller) = &refused {
+            caller.answer(id, Err(CallError::Busy { queued: MAX_WAITING }));
         }
-        entry.askers.push((peer, caller));
+        refused.is_none()
+    }
+
+    /// Ending a session that lives is somebody's decision: who took it is written down.
+    fn log_eviction(
+        &self,
+        (victim, term): (SessionId, u64),
+        by: SessionId,
+        whence: &str,
+        actions: &[HostAction],
+    ) {
+        let is_refused =
+            actions.iter().any(|action| matches!(action, HostAction::Reply { outcome: Err(_), .. }));
+        if let Some(more) = self.evictions.say(self.clock.now()) {
+            let what = if is_refused { "was not evicted, as was asked" } else { "was evicted" };
+            tracing::warn!("session {victim} of term {term} {what} by session {by} at {whence}{more}");
+        }
+    }
+
+    /// Whether a session was last heard of from this process.
+    pub(crate) fn speaks(&self, peer: PeerId) -> bool {
+        lock(&self.callers).values().any(|(_, caller)| *caller == peer)
+            || lock(&self.serving).values().any(|server| server.peer == peer)
     }
 
     /// The caller does not wait any more.
     pub(crate) fn forget_call(&self, id: CallId) {
-        lock(&self.waiting).remove(&id);
+        lock(&self.waiting).remove(id);
     }
 
-    /// Where calls to `session` arrive for endpoints of this process, which all share it.
-    pub(crate) fn serve_here(&self, session: SessionId, term: u64) -> Arc<Inbox> {
+    /// Where calls to a session arrive for endpoints of this process, which all share it.
+    pub(crate) fn serve_here(&self, who: Principal) -> Arc<Inbox> {
         let admitted = lock(&self.admitted);
-        if !self.may_serve(&admitted, session, term) {
+        if !self.may_serve(&admitted, who) {
             return Arc::new(Inbox::closed());
         }
+        let Principal { session, term, .. } = who;
         let mut serving = lock(&self.serving);
         if let Some(Server { term: of, serving: Serving::Here(inbox), .. }) = serving.get(&session) {
             if *of == term {
@@ -361,17 +478,12 @@ impl Host {
         inbox
     }
 
-    /// A process answers calls to `session` from now on; false if the session has ended.
-    pub(crate) fn serve(
-        &self,
-        session: SessionId,
-        term: u64,
-        peer: PeerId,
-        server: Arc<dyn SessionServer>,
-    ) -> bool {
+    /// A process answers calls to its session from now on; false if the session has ended.
+    pub(crate) fn serve(&self, who: Principal, peer: PeerId, server: Arc<dyn SessionServer>) -> bool {
         let admitted = lock(&self.admitted);
-        let may = self.may_serve(&admitted, session, term);
+        let may = self.may_serve(&admitted, who);
         if may {
+            let Principal { session, term, .. } = who;
             lock(&self.serving).insert(session, Server { term, peer, serving: Serving::Peer(server) });
         }
         may
@@ -379,13 +491,13 @@ impl Host {
 
     /// Calls to sessions go through the coordinator. The number of a session that was fenced may be another's by now: its
     /// calls are not for the first one to answer. (With the lock held: a fence changes it before it looks who serves.)
-    fn may_serve(&self, admitted: &FxHashMap<SessionId, Admitted>, session: SessionId, term: u64) -> bool {
-        self.id() == ServerId::COORDINATOR && admitted.get(&session).is_some_and(|entry| entry.term == term)
+    fn may_serve(&self, admitted: &FxHashMap<SessionId, Admitted>, who: Principal) -> bool {
+        self.id() == ServerId::COORDINATOR && admitted.get(&who.session).is_some_and(|entry| entry.is(who))
     }
 
     /// A process has answered a call to one of its sessions. What it was not asked it cannot answer.
     pub(crate) fn reply_of(&self, peer: PeerId, to: CallId, outcome: CallOutcome) {
-        let target = lock(&self.waiting).get(&to).map(|waiting| waiting.target);
+        let target = lock(&self.waiting).calls.get(&to).map(|waiting| waiting.target);
         let asked = match target {
             Some(Target::Session(session)) => {
                 lock(&self.serving).get(&session).is_some_and(|server| server.peer == peer)
@@ -399,7 +511,7 @@ impl Host {
 
     /// A call has been answered.
     pub(crate) fn reply(&self, to: CallId, outcome: CallOutcome) {
-        let waiting = lock(&self.waiting).remove(&to);
+        let waiting = lock(&self.waiting).remove(to);
         let mut askers = waiting.map(|waiting| waiting.askers).unwrap_or_default();
         let last = askers.pop();
         for (_, caller) in askers {
@@ -412,9 +524,9 @@ impl Host {
 
     fn end_waiting(&self, how: impl Fn(CallId, Target) -> Option<CallError>) {
         let mut ended = Vec::new();
-        lock(&self.waiting).retain(|id, waiting| match how(*id, waiting.target) {
+        lock(&self.waiting).retain(|id, waiting| match how(id, waiting.target) {
             Some(error) => {
-                ended.extend(waiting.askers.drain(..).map(|(_, caller)| (*id, caller, error.clone())));
+                ended.extend(waiting.askers.drain(..).map(|(_, caller)| (id, caller, error.clone())));
                 false
             }
             None => true,
@@ -437,16 +549,16 @@ impl Host {
         let answered: SmallVec<[CallId; 2]> = actions.iter().filter_map(HostAction::answers).collect();
         for action in actions {
             match action {
-                HostAction::Admit { session, term, permissions } => {
+                HostAction::Admit { session, term, ticket, permissions } => {
                     let mut admitted = lock(&self.admitted);
                     // The same session may be admitted again; its connections stay.
                     let gates = admitted.remove(&session).map(|a| a.gates).unwrap_or_default();
-                    admitted.insert(session, Admitted { term, permissions, gates });
+                    admitted.insert(session, Admitted { term, ticket, permissions, gates });
                 }
                 HostAction::Fence { session } => self.fence(session, &answered),
                 HostAction::Reply { to, outcome } => self.reply(to, outcome),
-                HostAction::Run { call, procedure, request } => {
-                    let job = Job { call, procedure, request };
+                HostAction::Run { call, ticket, procedure, request } => {
+                    let job = Job { call, ticket, procedure, request };
                     lock(&self.workers).get_or_insert_with(|| Workers::start(self)).push(job);
                 }
             }
@@ -473,6 +585,17 @@ impl Host {
             Target::Session(to) if to == session => Some(CallError::Unknown),
             _ => None,
         });
+    }
+}
+
+/// Whom a call is to evict, if that is what it asks for.
+fn eviction(call: &Call) -> Option<(SessionId, u64)> {
+    if call.procedure != ProcedureId::CONTROL {
+        return None;
+    }
+    match wire::decode::<Request>(&call.request) {
+        Ok(Request::Evict { victim, term }) => Some((victim, term)),
+        _ => None,
     }
 }
 

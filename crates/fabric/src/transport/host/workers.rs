@@ -1,7 +1,7 @@
 //! The cores of a memory server: threads that each interleave the procedures they took.
 
 use super::Host;
-use crate::call::CallId;
+use crate::call::{CallId, Principal};
 use crate::endpoint::Endpoint;
 use crate::exec::{Executor, lock};
 use crate::procedure::{Procedure, ProcedureContext};
@@ -15,6 +15,7 @@ use std::task::Waker;
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) call: CallId,
+    pub(super) ticket: u64,
     pub(super) procedure: Arc<dyn Procedure>,
     pub(super) request: Vec<u8>,
 }
@@ -93,14 +94,16 @@ impl JobQueue {
 async fn work(executor: &Executor, queue: &JobQueue, host: &Weak<Host>) {
     while let Some(job) = queue.next().await {
         let Some(strong) = host.upgrade() else { return };
-        let link = match DirectLink::near(&strong, job.call) {
+        let CallId { session, term, .. } = job.call;
+        let who = Principal { session, term, ticket: job.ticket };
+        let link = match DirectLink::near(&strong, who) {
             Ok(link) => link,
             Err(error) => {
                 strong.finished(job.call, Err(crate::call::CallError::Failed(error.to_string())));
                 continue;
             }
         };
-        let endpoint = Endpoint::near(Link::Direct(link), job.call.session, job.call.term, executor);
+        let endpoint = Endpoint::near(Link::Direct(link), who, executor);
         let context = ProcedureContext { endpoint, caller: job.call.session };
         let running = job.procedure.run(context, job.request);
         let host = Weak::clone(host);

@@ -4,7 +4,7 @@
 //! their own; asking for gates is for those who map the memory.
 
 use crate::addr::{RegionId, SessionId};
-use crate::call::{Call, CallId, CallOutcome, Target};
+use crate::call::{Call, CallId, CallOutcome, Principal, Target};
 use crate::region::{Identity, Permissions};
 use crate::status::ServerStatus;
 use crate::wire::{Malformed, Wire, decode, wire_enum, wire_struct};
@@ -66,13 +66,13 @@ wire_enum! {
     #[derive(Clone, PartialEq, Eq, Debug)]
     pub(crate) enum FromClient {
         /// An endpoint wants a gate.
-        Connect = 1 { request: u64, session: SessionId, term: u64 },
+        Connect = 1 { request: u64, who: Principal },
         /// An endpoint is gone.
         Disconnect = 2 { gate: u32 },
         /// A call.
         Call = 3 { target: Target, call: Call },
         /// Calls to this session are to come here.
-        Serve = 4 { request: u64, session: SessionId, term: u64 },
+        Serve = 4 { request: u64, who: Principal },
         /// A call to a session of ours has ended.
         Reply = 5 { to: CallId, outcome: CallOutcome },
         /// How does the server do?

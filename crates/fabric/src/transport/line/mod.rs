@@ -8,7 +8,7 @@ pub(crate) mod frames;
 use super::stream::Stream;
 use super::{Inbox, ReplySlot};
 use crate::addr::SessionId;
-use crate::call::{Call, CallError, CallId, CallOutcome, Target};
+use crate::call::{Call, CallError, CallId, CallOutcome, Principal, Target};
 use crate::clock::{Nanos, RealClock};
 use crate::exec::lock;
 use crate::status::ServerStatus;
@@ -24,13 +24,13 @@ use std::time::Duration;
 /// How often it is looked whether a reply is overdue.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Sessions of this process that serve calls.
-pub(crate) type Inboxes = Arc<Mutex<FxHashMap<(SessionId, u64), Arc<Inbox>>>>;
+/// Sessions of this process that serve calls, by number and term, with the ticket that proves it.
+pub(crate) type Inboxes = Arc<Mutex<FxHashMap<(SessionId, u64), (u64, Arc<Inbox>)>>>;
 
 /// Ends all of them: nothing comes any more.
 pub(crate) fn close_all(inboxes: &Inboxes) {
     let inboxes = std::mem::take(&mut *lock(inboxes));
-    for inbox in inboxes.into_values() {
+    for (_, inbox) in inboxes.into_values() {
         inbox.close();
     }
 }
@@ -131,11 +131,12 @@ impl Line {
         slot.wait().await
     }
 
-    pub(crate) fn serve(&self, session: SessionId, term: u64) -> Arc<Inbox> {
-        let key = (session, term);
-        let inbox = Arc::clone(lock(&self.inboxes).entry(key).or_default());
+    pub(crate) fn serve(&self, who: Principal) -> Arc<Inbox> {
+        let key = (who.session, who.term);
+        let (_, inbox) =
+            lock(&self.inboxes).entry(key).or_insert_with(|| (who.ticket, Arc::default())).clone();
         // Each endpoint asks, since the session may have ended meanwhile.
-        let answer = self.ask(|request| FromClient::Serve { request, session, term });
+        let answer = self.ask(|request| FromClient::Serve { request, who });
         if !matches!(answer, Some(FromServer::Serving { accepted: true, .. })) {
             lock(&self.inboxes).remove(&key);
             inbox.close();
@@ -174,13 +175,13 @@ impl Line {
             FromServer::Incoming { session, term, call } => {
                 let inbox = lock(&self.inboxes).get(&(session, term)).cloned();
                 match inbox {
-                    Some(inbox) => inbox.push(call),
+                    Some((_, inbox)) => inbox.push(call),
                     None => self.reply(call.id, Err(CallError::NoSuchSession { session })),
                 }
             }
             FromServer::Ended { session, term } => {
                 let inbox = lock(&self.inboxes).remove(&(session, term));
-                if let Some(inbox) = inbox {
+                if let Some((_, inbox)) = inbox {
                     inbox.close();
                 }
             }

@@ -8,13 +8,19 @@
 //! 3. From then on members ask for gates, and both make calls and serve their sessions' calls, until the socket closes.
 //!
 //! A member whose socket closes is gone for good, and so is its lease. A caller may only have lost its way: its lease decides.
-//! Those who have not introduced themselves are few at a time: a newcomer takes the place of the one who has taken longest.
+//! Those who have not introduced themselves are few at a time: a newcomer takes the place of the one who has taken longest, of the address
+//! that has most of them. Where all places for clients are taken, he takes that of the line that has been silent for longest among those
+//! from which no session was heard last: a session has one such line, so nobody who has something to do loses it.
+//!
+//! Memory is bounded: a message takes what has come of it, all of them together no more than [`MAX_ARRIVED_BYTES`], or the one among the
+//! long ones that began first goes; and a client that does not read its answers is not read from.
 //! A fence may hold this thread up for as long as it takes to end a stuck process.
 
 use super::backing::Share;
-use super::peer::Peer;
+use super::peer::{ENOUGH_UNSENT_BYTES, Outboxes, Peer};
 use super::{Listeners, Shared, same_bytes};
 use crate::clock::{MILLISECOND, Nanos, RealClock, SECOND};
+use crate::rarely::Rarely;
 use crate::status::ServerStatus;
 use crate::transport::VIEW;
 use crate::transport::host::PeerId;
@@ -33,7 +39,7 @@ use crate::wire::Malformed;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
 use std::io::{self, Read};
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -50,12 +56,49 @@ const NEWCOMERS_PER_TURN: usize = 64;
 const FULL_NS: Nanos = 100 * MILLISECOND;
 /// How much is read from one client before the others have their turn.
 const READ_BYTES: usize = 16 << 10;
+/// What has come of messages that are not whole may take so much for all clients together; and so much makes a message a long one.
+const MAX_ARRIVED_BYTES: usize = 64 << 20;
+const LONG_BYTES: usize = 64 << 10;
+/// A message grows by this part of itself, so that little is set aside for what may never come.
+const GROWTH: usize = 8;
 
 /// One connected socket.
 struct Visitor {
     peer: Arc<Peer>,
+    address: Option<IpAddr>,
     arrived: Vec<u8>,
+    /// Since when the first message in it is not whole.
+    arriving_since: Nanos,
+    /// There may be whole messages in it, which wait until answers have been read.
+    is_waiting: bool,
+    heard_at: Nanos,
     stage: Stage,
+}
+
+impl Visitor {
+    /// Takes in what has come, and sets little more aside for the rest.
+    fn take_in(&mut self, bytes: &[u8], now: Nanos) {
+        if self.arrived.is_empty() {
+            self.arriving_since = now;
+        }
+        if self.arrived.capacity() - self.arrived.len() < bytes.len() {
+            self.arrived.reserve_exact(bytes.len().max(self.arrived.len() / GROWTH));
+        }
+        self.arrived.extend_from_slice(bytes);
+        self.heard_at = now;
+    }
+
+    /// The first message, if it is whole.
+    fn next_message(&mut self, now: Nanos) -> Result<Option<FromClient>, Malformed> {
+        let message = take_frame(&mut self.arrived)?;
+        if message.is_some() {
+            self.arriving_since = now;
+            if self.arrived.capacity() > LONG_BYTES.max(2 * self.arrived.len()) {
+                self.arrived.shrink_to_fit();
+            }
+        }
+        Ok(message)
+    }
 }
 
 enum Stage {
@@ -114,6 +157,17 @@ pub(super) struct Door {
     next_peer: PeerId,
     nonces: fastrand::Rng,
     full_until: Nanos,
+    outboxes: Outboxes,
+    logs: Logs,
+}
+
+/// What strangers can make us write.
+#[derive(Default)]
+struct Logs {
+    full: Rarely,
+    turned_away: Rarely,
+    refused: Rarely,
+    made_room: Rarely,
 }
 
 /// Who is at the door: for each visitor whether its socket is ready, and whether newcomers are there.
@@ -135,6 +189,8 @@ impl Door {
             next_peer: 1,
             nonces: fastrand::Rng::new(),
             full_until: 0,
+            outboxes: Outboxes::default(),
+            logs: Logs::default(),
         }
     }
 
@@ -147,11 +203,12 @@ impl Door {
                     self.dismiss(n, goodbye);
                 }
             }
+            self.bound_arrived();
             if ready.unix {
                 self.welcome(|door| {
                     let (socket, _) = door.listeners.unix.as_ref()?.accept().ok()?;
                     socket.set_nonblocking(true).ok()?;
-                    Some(Stream::Unix(socket))
+                    Some((Stream::Unix(socket), None))
                 });
             }
             if ready.tcp {
@@ -181,9 +238,13 @@ impl Door {
         let mut hurry = is_full;
         let mut deadline = None;
         for visitor in &self.visitors {
-            let unsent = if visitor.peer.has_unsent() { PollFlags::OUT } else { PollFlags::empty() };
-            ends.push(PollFd::new(&visitor.peer.socket, PollFlags::IN | unsent));
-            hurry |= visitor.peer.has_failed();
+            let flags = match visitor.peer.unsent() {
+                0 => PollFlags::IN,
+                unsent if unsent > ENOUGH_UNSENT_BYTES => PollFlags::OUT,
+                _ => PollFlags::IN | PollFlags::OUT,
+            };
+            ends.push(PollFd::new(&visitor.peer.socket, flags));
+            hurry |= visitor.peer.has_failed() || (visitor.is_waiting && flags.contains(PollFlags::IN));
             if visitor.stage.stranger_since().is_some() {
                 deadline = Some(Timespec { tv_sec: 1, tv_nsec: 0 });
             }
@@ -201,49 +262,95 @@ impl Door {
     }
 
     /// The next newcomer from far away; `None` if there is none, or no room for one.
-    fn accept_far(&mut self) -> Option<Stream> {
+    fn accept_far(&mut self) -> Option<(Stream, Option<IpAddr>)> {
         match self.listeners.tcp.as_ref()?.accept() {
-            Ok((socket, _)) => {
+            Ok((socket, address)) => {
                 let ready =
                     socket.set_nonblocking(true).and_then(|()| crate::transport::tcp::prepare(&socket));
                 ready.ok()?;
-                Some(Stream::Tcp(socket))
+                Some((Stream::Tcp(socket), Some(address.ip())))
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
             Err(error) => {
-                // Mostly: too many open files. Somebody who has said nothing yet has to make room.
-                tracing::warn!("cannot take another connection: {error}");
-                self.full_until = self.clock.now() + FULL_NS;
-                self.dismiss_oldest_stranger();
+                // Mostly: too many open files. Somebody who has said nothing yet, or has nothing to say, has to make room.
+                let now = self.clock.now();
+                if let Some(more) = self.logs.full.say(now) {
+                    tracing::warn!("cannot take another connection: {error}{more}");
+                }
+                self.full_until = now + FULL_NS;
+                if !self.dismiss_oldest_stranger() {
+                    self.dismiss_idlest();
+                }
                 None
             }
         }
     }
 
-    fn welcome(&mut self, mut next: impl FnMut(&mut Self) -> Option<Stream>) {
+    fn welcome(&mut self, mut next: impl FnMut(&mut Self) -> Option<(Stream, Option<IpAddr>)>) {
         for _ in 0..NEWCOMERS_PER_TURN {
-            let Some(socket) = next(self) else { return };
+            let Some((socket, address)) = next(self) else { return };
             let strangers = self.visitors.iter().filter(|v| v.stage.stranger_since().is_some()).count();
             let moored = self.visitors.iter().filter(|v| matches!(v.stage, Stage::Moored(_))).count();
             if strangers >= MAX_STRANGERS {
                 self.dismiss_oldest_stranger();
-            } else if self.visitors.len() - strangers - moored >= MAX_CLIENTS {
-                tracing::warn!("another client was turned away: {MAX_CLIENTS} are connected");
+            } else if self.visitors.len() - strangers - moored >= MAX_CLIENTS && !self.dismiss_idlest() {
+                if let Some(more) = self.logs.turned_away.say(self.clock.now()) {
+                    tracing::warn!("another client was turned away: {MAX_CLIENTS} are connected{more}");
+                }
                 continue;
             }
-            self.greet(socket);
+            self.greet(socket, address);
         }
     }
 
-    fn dismiss_oldest_stranger(&mut self) {
-        let strangers = self.visitors.iter().enumerate();
+    /// Makes room among those who have not introduced themselves; false if there are none.
+    fn dismiss_oldest_stranger(&mut self) -> bool {
+        let mut of_address: BTreeMap<Option<IpAddr>, usize> = BTreeMap::new();
+        for visitor in self.visitors.iter().filter(|visitor| visitor.stage.stranger_since().is_some()) {
+            *of_address.entry(visitor.address).or_default() += 1;
+        }
+        let Some(crowd) = of_address.into_iter().max_by_key(|(_, count)| *count) else { return false };
+        let strangers = self.visitors.iter().enumerate().filter(|(_, visitor)| visitor.address == crowd.0);
         let oldest = strangers.filter_map(|(n, visitor)| Some((visitor.stage.stranger_since()?, n))).min();
-        if let Some((_, n)) = oldest {
-            self.dismiss(n, Goodbye::Gone);
+        let Some((_, n)) = oldest else { return false };
+        self.dismiss(n, Goodbye::Gone);
+        true
+    }
+
+    /// Makes room among the clients: the one that has been silent for longest goes, of those that speak for no session.
+    fn dismiss_idlest(&mut self) -> bool {
+        let host = &self.shared.host;
+        let is_idle = |visitor: &Visitor| match &visitor.stage {
+            Stage::Caller => !host.speaks(visitor.peer.id),
+            Stage::Member { gates, .. } => gates.is_empty() && !host.speaks(visitor.peer.id),
+            _ => false,
+        };
+        let idle = self.visitors.iter().enumerate().filter(|(_, visitor)| is_idle(visitor));
+        let Some((n, _)) = idle.min_by_key(|(_, visitor)| visitor.heard_at) else { return false };
+        let why = "the server needs the place of a client without a session; connect again";
+        self.dismiss(n, Goodbye::Refused(why.into()));
+        true
+    }
+
+    /// Keeps the memory bounded that messages take which have not come whole.
+    fn bound_arrived(&mut self) {
+        while self.visitors.iter().map(|visitor| visitor.arrived.capacity()).sum::<usize>()
+            > MAX_ARRIVED_BYTES
+        {
+            let visitors = || self.visitors.iter().enumerate();
+            let long = visitors().filter(|(_, visitor)| visitor.arrived.capacity() >= LONG_BYTES);
+            let slowest = long.min_by_key(|(_, visitor)| visitor.arriving_since);
+            let largest = || visitors().max_by_key(|(_, visitor)| visitor.arrived.capacity());
+            let Some((n, _)) = slowest.or_else(largest) else { return };
+            if let Some(more) = self.logs.made_room.say(self.clock.now()) {
+                tracing::warn!("messages that do not come whole take too much memory{more}");
+            }
+            let why = "the server needs the memory that a message without end takes";
+            self.dismiss(n, Goodbye::Refused(why.into()));
         }
     }
 
-    fn greet(&mut self, socket: Stream) {
+    fn greet(&mut self, socket: Stream, address: Option<IpAddr>) {
         let since = self.clock.now();
         let (words, stage) = match &socket {
             Stream::Unix(socket) => {
@@ -253,10 +360,18 @@ impl Door {
             }
             Stream::Tcp(_) => (greeting(VERSION), Stage::GreetedFar { since }),
         };
-        let peer = Arc::new(Peer::new(self.next_peer, socket, &self.shared.wake));
+        let peer = Arc::new(Peer::new(self.next_peer, socket, &self.outboxes, &self.shared.wake));
         self.next_peer += 1;
         peer.send_bytes(&words);
-        self.visitors.push(Visitor { peer, arrived: Vec::new(), stage });
+        self.visitors.push(Visitor {
+            peer,
+            address,
+            arrived: Vec::new(),
+            arriving_since: since,
+            is_waiting: false,
+            heard_at: since,
+            stage,
+        });
     }
 
     /// Sends what waits, reads what has come, and does what it says.
@@ -269,13 +384,14 @@ impl Door {
         if visitor.stage.stranger_since().is_some_and(|since| self.clock.now() - since > HANDSHAKE_NS) {
             return Err(Goodbye::Refused("the client took too long to introduce itself".into()));
         }
-        if !ready {
+        if !(ready || visitor.is_waiting) || visitor.peer.unsent() > ENOUGH_UNSENT_BYTES {
             return Ok(());
         }
         let mut buffer = [0; READ_BYTES];
+        let now = self.clock.now();
         match (&visitor.peer.socket).read(&mut buffer) {
             Ok(0) => return Err(Goodbye::Gone),
-            Ok(bytes) => visitor.arrived.extend_from_slice(&buffer[..bytes]),
+            Ok(bytes) => visitor.take_in(&buffer[..bytes], now),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
             Err(_) => return Err(Goodbye::Gone),
         }
@@ -289,11 +405,22 @@ impl Door {
             Stage::Moored(_) => return Err(Goodbye::Gone),
         };
         if is_client {
-            while let Some(message) = take_frame(&mut self.visitors[n].arrived)? {
-                self.obey(n, message)?;
-            }
+            self.obey_all(n, now)?;
         }
         Ok(())
+    }
+
+    /// Does what a client's messages say, as long as it reads the answers.
+    fn obey_all(&mut self, n: usize, now: Nanos) -> Result<(), Goodbye> {
+        loop {
+            let visitor = &mut self.visitors[n];
+            visitor.is_waiting = visitor.peer.unsent() > ENOUGH_UNSENT_BYTES;
+            if visitor.is_waiting {
+                return Ok(());
+            }
+            let Some(message) = visitor.next_message(now)? else { return Ok(()) };
+            self.obey(n, message)?;
+        }
     }
 
     /// Reads the introduction of a process of this machine; whether it is a client now.
@@ -364,7 +491,7 @@ impl Door {
                 visitor.stage = Stage::Caller;
                 Ok(true)
             }
-            Purpose::Verbs { pool, server, incarnation, view, session, term, replaces } => {
+            Purpose::Verbs { pool, server, incarnation, view, who, replaces } => {
                 let is_us = (pool, server, incarnation, view)
                     == (identity.pool, identity.server, identity.incarnation, VIEW);
                 if !is_us {
@@ -380,7 +507,7 @@ impl Door {
                 };
                 let socket: TcpStream = socket.try_clone()?;
                 let arrived = std::mem::take(&mut visitor.arrived);
-                let answer = match desk.admit(Asked { session, term, replaces }, socket, arrived) {
+                let answer = match desk.admit(Asked { who, replaces }, socket, arrived) {
                     Admitted::Yes(newcomer, answer) => {
                         // The answer goes out before the desk can reply to anything.
                         visitor.peer.send_bytes(&frame(&answer));
@@ -393,7 +520,7 @@ impl Door {
                 visitor.peer.send_bytes(&frame(&answer));
                 Err(Goodbye::Gone)
             }
-            Purpose::Queues { pool, server, incarnation, view, session, term, replaces, port } => {
+            Purpose::Queues { pool, server, incarnation, view, who, replaces, port } => {
                 let is_us = (pool, server, incarnation, view)
                     == (identity.pool, identity.server, identity.incarnation, VIEW);
                 let Stream::Tcp(socket) = &visitor.peer.socket else { return Err(Goodbye::Gone) };
@@ -403,7 +530,7 @@ impl Door {
                         why: "it offers no RDMA; start it with --verbs, or connect with tcp://".into(),
                     }),
                     Some(dock) => {
-                        let wanted = Asked { session, term, replaces };
+                        let wanted = Asked { who, replaces };
                         dock.admit(wanted, &port, socket.try_clone()?, visitor.peer.id)
                     }
                 };
@@ -427,8 +554,8 @@ impl Door {
         let visitor = &mut self.visitors[n];
         let peer = &visitor.peer;
         match (message, &mut visitor.stage) {
-            (FromClient::Connect { request, session, term }, Stage::Member { holder, gates }) => {
-                let answer = match host.connect(session, term, Some(Arc::clone(holder))) {
+            (FromClient::Connect { request, who }, Stage::Member { holder, gates }) => {
+                let answer = match host.connect(who, Some(Arc::clone(holder))) {
                     Ok(opened) => {
                         let (gate, permissions) = (opened.gate.number(), opened.permissions);
                         if gate != 0 {
@@ -448,8 +575,8 @@ impl Door {
             // Gates are for those who map the memory.
             (FromClient::Connect { .. } | FromClient::Disconnect { .. }, _) => return Err(Malformed.into()),
             (FromClient::Call { target, call }, _) => host.call(target, call, peer.id, Arc::clone(peer) as _),
-            (FromClient::Serve { request, session, term }, _) => {
-                let accepted = host.serve(session, term, peer.id, Arc::clone(peer) as _);
+            (FromClient::Serve { request, who }, _) => {
+                let accepted = host.serve(who, peer.id, Arc::clone(peer) as _);
                 peer.send(&FromServer::Serving { request, accepted });
             }
             (FromClient::Reply { to, outcome }, _) => host.reply_of(peer.id, to, outcome),
@@ -478,7 +605,9 @@ impl Door {
     fn dismiss(&mut self, n: usize, goodbye: Goodbye) {
         let visitor = self.visitors.remove(n);
         if let Goodbye::Refused(why) = goodbye {
-            tracing::warn!("a client was refused: {why}");
+            if let Some(more) = self.logs.refused.say(self.clock.now()) {
+                tracing::warn!("a client was refused: {why}{more}");
+            }
             visitor.peer.send(&FromServer::Refused { why });
         }
         visitor.peer.forget();

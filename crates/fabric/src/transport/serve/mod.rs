@@ -40,6 +40,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
+/// How many connections the system may have made for us that we have not taken yet.
+const BACKLOG: i32 = 511;
+
 /// How a memory server is offered.
 #[derive(Clone, Default, Debug)]
 pub struct ServeOptions {
@@ -95,6 +98,8 @@ impl Listeners {
             Some(address) => {
                 let failed = |error| ServeError::Address { address, error };
                 let listener = TcpListener::bind(address).map_err(failed)?;
+                // What std asks for is less than a pool's clients that all come back at once.
+                rustix::net::listen(&listener, BACKLOG).map_err(|error| failed(error.into()))?;
                 listener.set_nonblocking(true).map_err(failed)?;
                 Some(listener)
             }

@@ -11,10 +11,19 @@ use crate::transport::line::frames::{FromServer, frame};
 use crate::transport::stream::Stream;
 use crate::wake::Wake;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// What may wait for a client that does not read.
 const MAX_OUTBOX_BYTES: usize = 64 << 20;
+/// What may wait for all of them. If it is more, whoever lets more than its share wait is dropped.
+const MAX_ALL_OUTBOXES_BYTES: usize = 256 << 20;
+const SHARE_BYTES: usize = 1 << 20;
+/// A client for whom so much waits is not read from: its calls would only make it more.
+pub(super) const ENOUGH_UNSENT_BYTES: usize = 1 << 20;
+
+/// What waits for all clients together.
+pub(super) type Outboxes = Arc<AtomicUsize>;
 
 /// A client process, to those who have something to tell it.
 #[derive(Debug)]
@@ -22,6 +31,7 @@ pub(super) struct Peer {
     pub(super) id: PeerId,
     pub(super) socket: Stream,
     outbox: Mutex<Outbox>,
+    all: Outboxes,
     wake: Arc<Wake>,
 }
 
@@ -33,13 +43,13 @@ struct Outbox {
 }
 
 impl Peer {
-    pub(super) fn new(id: PeerId, socket: Stream, wake: &Arc<Wake>) -> Self {
-        Self { id, socket, outbox: Mutex::default(), wake: Arc::clone(wake) }
+    pub(super) fn new(id: PeerId, socket: Stream, all: &Outboxes, wake: &Arc<Wake>) -> Self {
+        Self { id, socket, outbox: Mutex::default(), all: Arc::clone(all), wake: Arc::clone(wake) }
     }
 
-    /// Whether bytes wait to be sent.
-    pub(super) fn has_unsent(&self) -> bool {
-        !lock(&self.outbox).unsent.is_empty()
+    /// How many bytes wait to be sent.
+    pub(super) fn unsent(&self) -> usize {
+        lock(&self.outbox).unsent.len()
     }
 
     /// Whether it does not read, or is gone.
@@ -58,7 +68,15 @@ impl Peer {
 
     /// Whatever still refers to it sends into the void from now on.
     pub(super) fn forget(&self) {
-        lock(&self.outbox).failed = true;
+        let mut outbox = lock(&self.outbox);
+        outbox.failed = true;
+        self.empty(&mut outbox);
+    }
+
+    /// What waits is not sent any more.
+    fn empty(&self, outbox: &mut Outbox) {
+        self.all.fetch_sub(outbox.unsent.len(), Ordering::Relaxed);
+        outbox.unsent = Vec::new();
     }
 
     pub(super) fn send(&self, message: &FromServer) {
@@ -71,6 +89,7 @@ impl Peer {
             return;
         }
         outbox.unsent.extend_from_slice(bytes);
+        self.all.fetch_add(bytes.len(), Ordering::Relaxed);
         self.flush(&mut outbox);
         if outbox.failed || !outbox.unsent.is_empty() {
             // The thread sends the rest when it can be sent, or drops the client.
@@ -89,15 +108,37 @@ impl Peer {
                 Err(_) => outbox.failed = true,
             }
             if outbox.failed {
-                return;
+                return self.empty(outbox);
             }
         }
         outbox.unsent.drain(..sent);
-        outbox.failed = outbox.unsent.len() > MAX_OUTBOX_BYTES;
+        let (own, all) = (outbox.unsent.len(), self.all.fetch_sub(sent, Ordering::Relaxed) - sent);
+        if own == 0 && outbox.unsent.capacity() > SHARE_BYTES {
+            outbox.unsent = Vec::new();
+        }
+        outbox.failed = own > MAX_OUTBOX_BYTES || (all > MAX_ALL_OUTBOXES_BYTES && own > SHARE_BYTES);
+        if outbox.failed {
+            self.empty(outbox);
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.forget();
     }
 }
 
 impl Caller for Peer {
+    fn whence(&self) -> String {
+        match &self.socket {
+            Stream::Unix(_) => "a process of this machine".to_owned(),
+            Stream::Tcp(socket) => socket
+                .peer_addr()
+                .map_or_else(|_| "an address that is gone".to_owned(), |address| address.to_string()),
+        }
+    }
+
     fn answer(&self, to: CallId, outcome: CallOutcome) {
         self.send(&FromServer::Answer { to, outcome });
     }

@@ -6,7 +6,7 @@
 use super::frames::{Greeting, Hello, MAX_TOKEN_BYTES, Stranger, VERSION};
 use super::{ShmOptions, socket};
 use crate::addr::SessionId;
-use crate::call::{Call, CallId, CallOutcome, Target};
+use crate::call::{Call, CallId, CallOutcome, Principal, Target};
 use crate::error::FabricError;
 use crate::exec::lock;
 use crate::mem::RacyMemory;
@@ -150,19 +150,19 @@ impl Connection {
         Opened { gate, permissions }
     }
 
-    /// A gate for an endpoint of `session`.
-    pub(crate) fn connect(&self, session: SessionId, term: u64) -> Result<Opened, FabricError> {
+    /// A gate for an endpoint of a session.
+    pub(crate) fn connect(&self, who: Principal) -> Result<Opened, FabricError> {
+        let session = who.session;
         if session.is_none() || self.is_lost() {
             return Ok(self.closed(session));
         }
         let server = self.identity.server;
-        let (gate, permissions) =
-            match self.line.ask(|request| FromClient::Connect { request, session, term }) {
-                Some(FromServer::Connected { gate, permissions, .. }) => (gate, permissions),
-                Some(FromServer::NoGate { .. }) => return Err(FabricError::TooManyEndpoints { server }),
-                _ if self.is_lost() => return Ok(self.closed(session)),
-                _ => return Err(FabricError::Unknown { server }),
-            };
+        let (gate, permissions) = match self.line.ask(|request| FromClient::Connect { request, who }) {
+            Some(FromServer::Connected { gate, permissions, .. }) => (gate, permissions),
+            Some(FromServer::NoGate { .. }) => return Err(FabricError::TooManyEndpoints { server }),
+            _ if self.is_lost() => return Ok(self.closed(session)),
+            _ => return Err(FabricError::Unknown { server }),
+        };
         let Some(gate) = Gate::new(&self.gates, gate) else { return Err(FabricError::Unknown { server }) };
         if gate.number() != 0 {
             lock(&self.held).insert(gate.number(), gate.clone());
@@ -191,8 +191,8 @@ impl Connection {
         self.line.call(target, call).await
     }
 
-    pub(crate) fn serve(&self, session: SessionId, term: u64) -> Arc<Inbox> {
-        self.line.serve(session, term)
+    pub(crate) fn serve(&self, who: Principal) -> Arc<Inbox> {
+        self.line.serve(who)
     }
 
     pub(crate) fn reply(&self, to: CallId, outcome: CallOutcome) {

@@ -29,7 +29,7 @@ pub use world::SimCounts;
 use super::{Cluster, Inbox, Link, Origin, ReplySlot, View, Way};
 use crate::addr::{ServerId, SessionId};
 use crate::buf::BufPool;
-use crate::call::{Call, CallId, CallOutcome, Target};
+use crate::call::{Call, CallId, CallOutcome, Principal, Target};
 use crate::caps::Capabilities;
 use crate::clock::{MICROSECOND, MILLISECOND, Nanos, SECOND};
 use crate::endpoint::{ClockSkew, Endpoint};
@@ -216,7 +216,7 @@ pub(super) enum Order {
     Kill(GroupId),
     Pause(GroupId),
     Resume(GroupId),
-    Run { server: usize, call: CallId, procedure: Arc<dyn Procedure>, request: Vec<u8> },
+    Run { server: usize, call: CallId, ticket: u64, procedure: Arc<dyn Procedure>, request: Vec<u8> },
 }
 
 /// A simulated world and its tasks. Clones are the same world.
@@ -377,28 +377,26 @@ impl SimCluster {
         self.capabilities
     }
 
-    pub(super) fn connect(&self, session: SessionId, term: u64) -> SimLink {
+    pub(super) fn connect(&self, who: Principal) -> SimLink {
         let group = Executor::current().map_or(DRIVER, |executor| executor.group());
         let mut world = self.world.borrow();
         let thread = world.cost.as_mut().map(|cost| cost.new_thread());
         let count = world.servers.len();
-        let routes =
-            (0..count).map(|n| Some(world.connect((session, term), group, n, false, thread))).collect();
+        let routes = (0..count).map(|n| Some(world.connect(who, group, n, false, thread))).collect();
         drop(world);
-        SimLink { cluster: Rc::new(self.clone()), session, group, thread, routes }
+        SimLink { cluster: Rc::new(self.clone()), session: who.session, group, thread, routes }
     }
 
     /// The link of a procedure on `server`, in its caller's name.
-    fn connect_near(&self, server: usize, call: CallId) -> SimLink {
+    fn connect_near(&self, server: usize, caller: Principal) -> SimLink {
         let group = server_group(server);
         let mut world = self.world.borrow();
         let count = world.servers.len();
         let thread = world.cost.is_some().then_some(Thread::Server(server));
-        let caller = (call.session, call.term);
         let connect = |n| (n == server).then(|| world.connect(caller, group, n, true, thread));
         let routes = (0..count).map(connect).collect();
         drop(world);
-        SimLink { cluster: Rc::new(self.clone()), session: call.session, group, thread, routes }
+        SimLink { cluster: Rc::new(self.clone()), session: caller.session, group, thread, routes }
     }
 }
 
@@ -453,9 +451,10 @@ impl SimCluster {
                 Order::Kill(group) => executor.kill_group(group),
                 Order::Pause(group) => executor.pause_group(group),
                 Order::Resume(group) => executor.resume_group(group),
-                Order::Run { server, call, procedure, request } => {
-                    let link = Link::Sim(self.connect_near(server, call));
-                    let endpoint = Endpoint::near(link, call.session, call.term, executor);
+                Order::Run { server, call, ticket, procedure, request } => {
+                    let who = Principal { session: call.session, term: call.term, ticket };
+                    let link = Link::Sim(self.connect_near(server, who));
+                    let endpoint = Endpoint::near(link, who, executor);
                     let context = ProcedureContext { endpoint, caller: call.session };
                     let world = Arc::clone(&self.world);
                     let running = procedure.run(context, request);

@@ -8,7 +8,7 @@ use super::station::{Station, aside};
 use super::verbs::MAX_VERBS;
 use crate::addr::{RegionId, ServerId, SessionId};
 use crate::buf::BufPool;
-use crate::call::{Call, CallError, CallId, CallOutcome, Target};
+use crate::call::{Call, CallError, CallId, CallOutcome, Principal, Target};
 use crate::caps::Capabilities;
 use crate::error::FabricError;
 use crate::exec::Executor;
@@ -63,7 +63,8 @@ impl FarCluster {
     }
 
     /// Connects an endpoint to every server; one of nobody's, or one that only calls, needs no connection of its own.
-    pub(crate) fn connect(&self, session: SessionId, term: u64, verbs: bool) -> Result<FarLink, FabricError> {
+    pub(crate) fn connect(&self, who: Principal, verbs: bool) -> Result<FarLink, FabricError> {
+        let session = who.session;
         let executor = Executor::current().ok_or(FabricError::NoExecutor)?;
         let mut routes = Vec::new();
         for station in &self.stations {
@@ -74,7 +75,7 @@ impl FarCluster {
                 (Err(FabricError::Disconnected { server }), Permissions::ALL)
             } else {
                 let dial = Dial::new(station.id(), self.device.as_ref(), &executor)?;
-                match station.connect(session, term, 0, dial.address()) {
+                match station.connect(who, 0, dial.address()) {
                     Ok(connected) => {
                         let (connection, permissions) = dial.open(connected, station, session, &executor)?;
                         (Ok(connection), permissions)
@@ -91,7 +92,7 @@ impl FarCluster {
             routes.push(Route { station: Arc::clone(station), table, way, last, attempts });
         }
         let (capabilities, routes, device) = (self.capabilities, routes.into(), self.device.clone());
-        Ok(FarLink { session, term, verbs, capabilities, device, executor, routes })
+        Ok(FarLink { who, verbs, capabilities, device, executor, routes })
     }
 }
 
@@ -199,8 +200,7 @@ impl Route {
 
 /// What an endpoint needs to connect again.
 struct Redial {
-    session: SessionId,
-    term: u64,
+    who: Principal,
     needs_verbs: bool,
     device: Option<Arc<Domain>>,
     executor: Executor,
@@ -232,9 +232,9 @@ impl Redial {
         }
         let dial = Dial::new(route.station.id(), self.device.as_ref(), &self.executor)?;
         let (station, address) = (Arc::clone(&route.station), dial.address());
-        let (session, term, replaces) = (self.session, self.term, route.last.get());
-        let connected = aside(move || station.connect(session, term, replaces, address)).await?;
-        let (connection, _) = dial.open(connected, &route.station, session, &self.executor)?;
+        let (who, replaces) = (self.who, route.last.get());
+        let connected = aside(move || station.connect(who, replaces, address)).await?;
+        let (connection, _) = dial.open(connected, &route.station, who.session, &self.executor)?;
         Ok(Some(connection))
     }
 }
@@ -242,8 +242,7 @@ impl Redial {
 /// An endpoint's connections.
 #[derive(Debug)]
 pub(crate) struct FarLink {
-    session: SessionId,
-    term: u64,
+    who: Principal,
     verbs: bool,
     capabilities: Capabilities,
     device: Option<Arc<Domain>>,
@@ -335,10 +334,10 @@ impl FarLink {
         }
         let asked = route.attempts.ask(|attempt| {
             route.take_down();
-            let (session, term, verbs) = (self.session, self.term, self.verbs);
+            let (who, verbs) = (self.who, self.verbs);
             let (device, executor) = (self.device.clone().filter(|_| verbs), self.executor.clone());
-            let needs_verbs = verbs && !session.is_none();
-            let redial = Redial { session, term, needs_verbs, device, executor };
+            let needs_verbs = verbs && !who.session.is_none();
+            let redial = Redial { who, needs_verbs, device, executor };
             let routes = Rc::clone(&self.routes);
             // A task, so that it goes on for the others if this operation is dropped.
             self.executor.spawn(async move {
@@ -357,7 +356,7 @@ impl FarLink {
 
     pub(crate) fn serve(&self) -> Arc<Inbox> {
         match self.route(ServerId::COORDINATOR) {
-            Ok(route) => route.station.line().serve(self.session, self.term),
+            Ok(route) => route.station.line().serve(self.who),
             Err(_) => Arc::new(Inbox::closed()),
         }
     }

@@ -8,14 +8,15 @@
 //!
 //! Greeting, the head of a hello and `Refused` are the same in every version, so that whoever does not fit can say so.
 
-use crate::addr::{ServerId, SessionId};
+use crate::addr::ServerId;
+use crate::call::Principal;
 use crate::region::{Identity, Permissions, PoolId};
 use crate::transport::verbs::dock::RegionKey;
 use crate::transport::verbs::queue::PortAddress;
 use crate::wire::{Wire, decode, wire_enum, wire_struct};
 
 /// The version of the protocol.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// What can be done beyond the version's minimum, one bit each: nothing yet.
 pub(crate) const FEATURES: u64 = 0;
 
@@ -82,8 +83,7 @@ wire_enum! {
             server: ServerId,
             incarnation: u32,
             view: u64,
-            session: SessionId,
-            term: u64,
+            who: Principal,
             /// The connection that this one comes instead of, which is fenced first; 0: none.
             replaces: u64,
         },
@@ -93,8 +93,7 @@ wire_enum! {
             server: ServerId,
             incarnation: u32,
             view: u64,
-            session: SessionId,
-            term: u64,
+            who: Principal,
             replaces: u64,
             port: PortAddress,
         },
@@ -150,6 +149,7 @@ impl Introduction {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::addr::SessionId;
 
     fn introduction() -> Introduction {
         let purpose = Purpose::Verbs {
@@ -157,8 +157,7 @@ mod tests {
             server: ServerId::new(2),
             incarnation: 3,
             view: 4,
-            session: SessionId::new(5),
-            term: 6,
+            who: Principal { session: SessionId::new(5), term: 6, ticket: 8 },
             replaces: 7,
         };
         Introduction { features: 0, token: b"secret".to_vec(), purpose }
@@ -190,7 +189,7 @@ mod tests {
     #[test]
     fn the_first_words_never_change() {
         assert_eq!(greeting(9), *b"FARWOOD\x02\x09\0\0\0\0\0\0\0\0\0\0\0");
-        assert_eq!(introduction().encode()[..12], *b"FARWOOD\x02\x01\0\0\0");
+        assert_eq!(introduction().encode()[..12], *b"FARWOOD\x02\x02\0\0\0");
         let refused = crate::wire::encode(&Admission::Refused { why: "no".into() });
         assert_eq!(refused, *b"\x02\x02\0\0\0no");
     }

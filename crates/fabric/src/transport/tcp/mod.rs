@@ -52,6 +52,8 @@ use std::time::Duration;
 
 /// After so long without a sign of life the system asks the other end for one, and as often as that.
 const KEEPALIVE: Duration = Duration::from_secs(20);
+/// So many signs that do not come mean that it is gone.
+const KEEPALIVES: u32 = 3;
 
 /// How a client introduces itself, and what it puts up with.
 #[derive(Clone, Debug)]
@@ -90,5 +92,6 @@ pub(crate) fn prepare(socket: &TcpStream) -> io::Result<()> {
     rustix::net::sockopt::set_socket_keepalive(socket, true)?;
     rustix::net::sockopt::set_tcp_keepidle(socket, KEEPALIVE)?;
     rustix::net::sockopt::set_tcp_keepintvl(socket, KEEPALIVE)?;
+    rustix::net::sockopt::set_tcp_keepcnt(socket, KEEPALIVES)?;
     Ok(())
 }

@@ -14,9 +14,10 @@ use super::buffer::{Outgoing, first_frame};
 use super::execute::Reach;
 use super::frames::Admission;
 use super::verbs::{MAX_REQUEST_BYTES, Refusal};
-use crate::addr::SessionId;
+use crate::call::Principal;
 use crate::clock::{MICROSECOND, Nanos, RealClock};
 use crate::exec::lock;
+use crate::rarely::Rarely;
 use crate::status::Traffic;
 use crate::transport::host::Host;
 use crate::transport::host::gates::Gate;
@@ -49,16 +50,22 @@ const AHEAD: usize = 4;
 /// What a client may have without a reply: batches, and bytes of them and their replies.
 const CREDIT_BATCHES: u32 = 1024;
 const CREDIT_BYTES: u32 = 4 << 20;
-/// How many connections there may be; less if there are fewer gates.
+/// How many connections there may be; less if there are fewer gates. And how many of one session.
 const MAX_CONNECTIONS: usize = 8192;
+const MAX_OF_A_SESSION: usize = 1024;
+/// What all connections may hold together of requests that have not come whole and of replies that are not read. If it is more, one of those
+/// that hold much has to go: the one that has taken longest.
+const MAX_HELD_BYTES: usize = 256 << 20;
+const MUCH_BYTES: usize = 16 << 10;
+/// What is kept of a request that has not come whole grows in such steps.
+const KEPT_STEP_BYTES: usize = 4 << 10;
 /// The name of the wake-up among the connections.
 const WOKEN: u64 = u64::MAX;
 
 /// What a verbs connection asks for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
-    pub(crate) session: SessionId,
-    pub(crate) term: u64,
+    pub(crate) who: Principal,
     /// The connection that is to be fenced first; 0: none.
     pub(crate) replaces: u64,
 }
@@ -82,8 +89,7 @@ pub(crate) struct Newcomer {
 /// A connection, to those who may have to fence it.
 #[derive(Debug)]
 struct Known {
-    session: SessionId,
-    term: u64,
+    who: Principal,
     gate: Gate,
     socket: Arc<TcpStream>,
 }
@@ -99,6 +105,7 @@ pub(crate) struct Desk {
     newcomers: Mutex<Vec<Newcomer>>,
     any_newcomers: AtomicBool,
     counts: Counts,
+    ended: Rarely,
 }
 
 /// What was done so far. One thread counts.
@@ -145,6 +152,7 @@ impl Desk {
             newcomers: Mutex::default(),
             any_newcomers: AtomicBool::new(false),
             counts: Counts::default(),
+            ended: Rarely::default(),
         };
         epoll::add(&desk.epoll, &desk.wake, EventData::new_u64(WOKEN), EventFlags::IN)?;
         Ok(desk)
@@ -152,18 +160,22 @@ impl Desk {
 
     /// Decides about a connection. If it replaces another of its session, that one is fenced when this returns.
     pub(crate) fn admit(&self, asked: Asked, socket: TcpStream, arrived: Vec<u8>) -> Admitted {
-        let Asked { session, term, replaces } = asked;
-        self.fence(replaces, session, term);
-        if lock(&self.known).len() >= MAX_CONNECTIONS {
+        let Asked { who, replaces } = asked;
+        self.fence(replaces, who);
+        let (all, own) = {
+            let known = lock(&self.known);
+            (known.len(), known.values().filter(|one| one.who.session == who.session).count())
+        };
+        if all >= MAX_CONNECTIONS || own >= MAX_OF_A_SESSION {
             return Admitted::No(Admission::NoRoom {});
         }
-        let opened = match self.host.connect(session, term, None) {
+        let opened = match self.host.connect(who, None) {
             Err(_) => return Admitted::No(Admission::NoRoom {}),
             Ok(opened) if opened.gate.number() == 0 => return Admitted::No(Admission::NotAdmitted {}),
             Ok(opened) => opened,
         };
         let (id, socket) = (self.next_id.fetch_add(1, Ordering::Relaxed), Arc::new(socket));
-        let known = Known { session, term, gate: opened.gate.clone(), socket: Arc::clone(&socket) };
+        let known = Known { who, gate: opened.gate.clone(), socket: Arc::clone(&socket) };
         lock(&self.known).insert(id, known);
         let reach = Reach {
             server: self.host.id(),
@@ -180,10 +192,10 @@ impl Desk {
     }
 
     /// Makes sure that nothing of a connection can land any more. Only its own session may ask for that.
-    fn fence(&self, id: u64, session: SessionId, term: u64) {
+    fn fence(&self, id: u64, who: Principal) {
         // With the lock held: as long as the connection is known, its gate is not given back, and is nobody else's.
         let known = lock(&self.known);
-        if let Some(old) = known.get(&id).filter(|old| (old.session, old.term) == (session, term)) {
+        if let Some(old) = known.get(&id).filter(|old| old.who == who) {
             self.host.close(&old.gate);
             // The thread finds out, and gives the gate back.
             let _ = old.socket.shutdown(Shutdown::Both);
@@ -219,6 +231,7 @@ impl Desk {
             busy: Vec::new(),
             input: vec![0; READ_BYTES],
             output: Outgoing::default(),
+            held_bytes: 0,
         };
         clerk.work();
         for connection in clerk.connections.drain() {
@@ -257,6 +270,14 @@ struct Connection {
     watches_output: bool,
     is_busy: bool,
     active_at: Nanos,
+    /// Since when it holds what it holds.
+    held_since: Nanos,
+}
+
+impl Connection {
+    fn held_bytes(&self) -> usize {
+        self.arrived.capacity() + self.unsent.capacity()
+    }
 }
 
 /// Why a connection ends.
@@ -264,6 +285,8 @@ struct Connection {
 enum End {
     Gone,
     Refused(Refusal),
+    /// It holds much, and others are in need.
+    TooMuchHeld,
 }
 
 impl From<io::Error> for End {
@@ -281,6 +304,8 @@ struct Clerk<'a> {
     busy: Vec<usize>,
     input: Vec<u8>,
     output: Outgoing,
+    /// What all connections hold.
+    held_bytes: usize,
 }
 
 impl Clerk<'_> {
@@ -382,11 +407,14 @@ impl Clerk<'_> {
                 watches_output,
                 is_busy,
                 active_at,
+                held_since: active_at,
             };
+            self.held_bytes += connection.held_bytes();
             let key = self.connections.insert(connection);
             let (data, socket) = (EventData::new_u64(key as u64), &self.connections[key].socket);
             if epoll::add(&self.desk.epoll, socket, data, EventFlags::IN).is_err() {
                 let connection = self.connections.remove(key);
+                self.held_bytes -= connection.held_bytes();
                 self.desk.forget(&connection);
                 continue;
             }
@@ -397,12 +425,16 @@ impl Clerk<'_> {
     /// Serves one connection; whether it had something.
     fn attend(&mut self, key: usize, now: Nanos) -> bool {
         let Some(connection) = self.connections.get_mut(key) else { return false };
-        let served = connection.serve(self.desk, &mut self.input, &mut self.output);
+        let (held, held_since) = (connection.held_bytes(), connection.held_since);
+        let served = connection.serve(self.desk, &mut self.input, &mut self.output, now);
+        if connection.held_bytes() != held || connection.held_since != held_since {
+            self.held_bytes = self.held_bytes - held + connection.held_bytes();
+        }
         let served = served.and_then(|did| {
             connection.watch(&self.desk.epoll, key)?;
             Ok(did)
         });
-        match served {
+        let did = match served {
             Ok(did) => {
                 if did {
                     connection.active_at = now;
@@ -414,31 +446,67 @@ impl Clerk<'_> {
                 did
             }
             Err(end) => {
-                let connection = self.connections.remove(key);
-                self.busy.retain(|busy| *busy != key);
-                if let End::Refused(refusal) = end {
-                    let why = refusal.to_string();
-                    tracing::warn!("a connection was ended: {why}");
-                    // It fits, or the client has not read for long: then it finds the end without the reason.
-                    let _ = (&mut &*connection.socket).write(&frame(&Admission::Refused { why }));
-                }
-                // The socket leaves the epoll set when it is closed.
-                let _ = epoll::delete(&self.desk.epoll, &connection.socket);
-                self.desk.forget(&connection);
+                self.end(key, &end);
                 true
             }
+        };
+        if self.held_bytes > MAX_HELD_BYTES {
+            self.make_room();
         }
+        did
+    }
+
+    /// Of those that hold much, the one that has taken longest goes.
+    fn make_room(&mut self) {
+        let much = self.connections.iter().filter(|(_, connection)| connection.held_bytes() >= MUCH_BYTES);
+        let slowest = much.min_by_key(|(_, connection)| connection.held_since).map(|(key, _)| key);
+        if let Some(key) = slowest {
+            self.end(key, &End::TooMuchHeld);
+        }
+    }
+
+    fn end(&mut self, key: usize, end: &End) {
+        let connection = self.connections.remove(key);
+        self.held_bytes -= connection.held_bytes();
+        self.busy.retain(|busy| *busy != key);
+        let why = match end {
+            End::Gone => None,
+            End::Refused(refusal) => Some(refusal.to_string()),
+            End::TooMuchHeld => Some(
+                "the server needs the memory that a request without end, or replies without a reader, hold"
+                    .into(),
+            ),
+        };
+        if let Some(why) = why {
+            if let Some(more) = self.desk.ended.say(self.clock.now()) {
+                tracing::warn!("a connection was ended: {why}{more}");
+            }
+            // It fits, or the client has not read for long: then it finds the end without the reason.
+            let _ = (&mut &*connection.socket).write(&frame(&Admission::Refused { why }));
+        }
+        // The socket leaves the epoll set when it is closed.
+        let _ = epoll::delete(&self.desk.epoll, &connection.socket);
+        self.desk.forget(&connection);
     }
 }
 
 impl Connection {
     /// Sends what waits, reads, carries out, replies. Whether there was anything to do.
-    fn serve(&mut self, desk: &Desk, input: &mut [u8], output: &mut Outgoing) -> Result<bool, End> {
+    fn serve(
+        &mut self,
+        desk: &Desk,
+        input: &mut [u8],
+        output: &mut Outgoing,
+        now: Nanos,
+    ) -> Result<bool, End> {
         if !self.unsent.is_empty() {
             let sent = send(&self.socket, &self.unsent)?;
             self.unsent.drain(..sent);
             if !self.unsent.is_empty() {
                 return Ok(sent > 0);
+            }
+            if self.unsent.capacity() > MUCH_BYTES {
+                self.unsent = Vec::new();
             }
         }
         let mut end = self.arrived.len();
@@ -484,8 +552,7 @@ impl Connection {
             }
         }
         self.waiting = output.len() >= REPLY_BYTES && ended.is_none();
-        self.arrived.clear();
-        self.arrived.extend_from_slice(&input[at..end]);
+        self.keep(&input[at..end], at > 0, now);
         (done.bytes_in, done.bytes_out) = (at as u64, output.len() as u64);
         desk.counts.add(&done);
         let sent = send(&self.socket, output.unsent());
@@ -493,6 +560,19 @@ impl Connection {
         self.unsent.extend_from_slice(&output.unsent()[sent..]);
         output.advance(output.len());
         ended.map_or(Ok(true), |refusal| Err(End::Refused(refusal)))
+    }
+
+    /// Keeps what has come and is not a whole request, in no more memory than that.
+    fn keep(&mut self, rest: &[u8], has_advanced: bool, now: Nanos) {
+        if has_advanced || self.arrived.is_empty() {
+            self.held_since = now;
+        }
+        self.arrived.clear();
+        if self.arrived.capacity() > MUCH_BYTES.max(2 * rest.len()) {
+            self.arrived = Vec::new();
+        }
+        self.arrived.reserve_exact(rest.len().next_multiple_of(KEPT_STEP_BYTES));
+        self.arrived.extend_from_slice(rest);
     }
 
     /// Lets the system say when the client's socket takes more, as long as there is more.

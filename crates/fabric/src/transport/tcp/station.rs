@@ -10,6 +10,7 @@ use super::frames::{
     Stranger, VERSION, check_greeting,
 };
 use crate::addr::ServerId;
+use crate::call::Principal;
 use crate::clock::Nanos;
 use crate::error::FabricError;
 use crate::exec::lock;
@@ -126,12 +127,12 @@ impl Station {
         if identity != self.identity {
             return Err(self.gone());
         }
-        let serving: Vec<_> = lock(&self.inboxes).keys().copied().collect();
-        for key in serving {
-            let (session, term) = key;
-            let answer = line.ask(|request| FromClient::Serve { request, session, term });
+        let serving: Vec<_> = lock(&self.inboxes).iter().map(|(key, (ticket, _))| (*key, *ticket)).collect();
+        for (key, ticket) in serving {
+            let who = Principal { session: key.0, term: key.1, ticket };
+            let answer = line.ask(|request| FromClient::Serve { request, who });
             if !matches!(answer, Some(FromServer::Serving { accepted: true, .. })) {
-                if let Some(inbox) = lock(&self.inboxes).remove(&key) {
+                if let Some((_, inbox)) = lock(&self.inboxes).remove(&key) {
                     inbox.close();
                 }
             }
@@ -144,8 +145,7 @@ impl Station {
     /// patience.
     pub(crate) fn connect(
         &self,
-        session: crate::addr::SessionId,
-        term: u64,
+        who: Principal,
         replaces: u64,
         queues: Option<PortAddress>,
     ) -> Result<(TcpStream, Admission), FabricError> {
@@ -156,8 +156,8 @@ impl Station {
         let Identity { pool, incarnation, .. } = self.identity;
         let view = crate::transport::VIEW;
         let purpose = match queues {
-            None => Purpose::Verbs { pool, server, incarnation, view, session, term, replaces },
-            Some(port) => Purpose::Queues { pool, server, incarnation, view, session, term, replaces, port },
+            None => Purpose::Verbs { pool, server, incarnation, view, who, replaces },
+            Some(port) => Purpose::Queues { pool, server, incarnation, view, who, replaces, port },
         };
         let (socket, admission) = match shake_hands(&self.address, &self.options, purpose) {
             Ok(connected) => connected,
@@ -168,7 +168,7 @@ impl Station {
         };
         match admission {
             Admission::Verbs { .. } | Admission::Queues { .. } => Ok((socket, admission)),
-            Admission::NotAdmitted {} => Err(FabricError::Fenced { session }),
+            Admission::NotAdmitted {} => Err(FabricError::Fenced { session: who.session }),
             Admission::NoRoom {} => Err(FabricError::TooManyEndpoints { server }),
             Admission::OtherServer {} => Err(self.gone()),
             Admission::Refused { why } => Err(FabricError::Unreachable {

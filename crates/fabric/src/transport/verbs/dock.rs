@@ -18,8 +18,8 @@ use super::notes::{Asked, Note};
 use super::offer::LANES;
 use super::queue::{Completion, CompletionQueue, Depth, PortAddress, QueuePair, remote_access};
 use super::sys;
-use crate::addr::{RegionId, SessionId};
-use crate::call::{CallId, CallOutcome};
+use crate::addr::RegionId;
+use crate::call::{CallId, CallOutcome, Principal};
 use crate::clock::{MICROSECOND, Nanos, RealClock};
 use crate::exec::lock;
 use crate::transport::host::gates::{Gate, Holder};
@@ -89,8 +89,7 @@ impl Offered {
 /// One client's queue pairs.
 pub(crate) struct Moored {
     id: u64,
-    session: SessionId,
-    term: u64,
+    who: Principal,
     peer: PeerId,
     gate: OnceLock<Gate>,
     queues: Mutex<Option<[QueuePair; LANES]>>,
@@ -151,7 +150,7 @@ impl Caller for Moored {
 
 impl fmt::Debug for Moored {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Moored({} of {})", self.id, self.session)
+        write!(f, "Moored({} of {})", self.id, self.who.session)
     }
 }
 
@@ -214,8 +213,8 @@ impl Dock {
         socket: TcpStream,
         peer: PeerId,
     ) -> Result<(Arc<Moored>, Admission), Admission> {
-        let Wanted { session, term, replaces } = wanted;
-        self.fence(replaces, session, term);
+        let Wanted { who, replaces } = wanted;
+        self.fence(replaces, who);
         if lock(&self.known).len() >= self.max_connections {
             return Err(Admission::NoRoom {});
         }
@@ -227,7 +226,7 @@ impl Dock {
             return Err(Admission::Refused { why });
         }
         let moored = self.prepare(wanted, socket, peer).map_err(|error| refused(&error))?;
-        let opened = match self.host.connect(session, term, Some(Arc::clone(&moored) as _)) {
+        let opened = match self.host.connect(who, Some(Arc::clone(&moored) as _)) {
             Err(_) => return Err(Admission::NoRoom {}),
             Ok(opened) if opened.gate.number() == 0 => return Err(Admission::NotAdmitted {}),
             Ok(opened) => opened,
@@ -276,8 +275,7 @@ impl Dock {
         }
         Ok(Arc::new(Moored {
             id: self.next_id.fetch_add(1, Ordering::Relaxed),
-            session: wanted.session,
-            term: wanted.term,
+            who: wanted.who,
             peer,
             gate: OnceLock::new(),
             numbers: [queues[0].end_point().number, queues[1].end_point().number],
@@ -288,10 +286,10 @@ impl Dock {
     }
 
     /// Makes sure that nothing of a connection can land any more. Only its own session may ask for that.
-    fn fence(&self, id: u64, session: SessionId, term: u64) {
+    fn fence(&self, id: u64, who: Principal) {
         // With the lock held: as long as the connection is known, its gate is not given back, and is nobody else's.
         let known = lock(&self.known);
-        if let Some(old) = known.get(&id).filter(|old| (old.session, old.term) == (session, term)) {
+        if let Some(old) = known.get(&id).filter(|old| old.who == who) {
             if let Some(gate) = old.gate.get() {
                 self.host.close(gate);
             }

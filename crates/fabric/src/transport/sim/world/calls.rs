@@ -3,7 +3,7 @@
 use super::servers::SimServerMemory;
 use super::{ConnectionState, Rare, SimServer, Waiting, World};
 use crate::addr::{ServerId, SessionId};
-use crate::call::{Call, CallError, CallId, CallOutcome, Target};
+use crate::call::{Call, CallError, CallId, CallOutcome, Principal, Target};
 use crate::clock::Nanos;
 use crate::control::{ControlError, Request};
 use crate::error::FabricError;
@@ -200,16 +200,17 @@ impl World {
         let answered: SmallVec<[CallId; 2]> = actions.iter().filter_map(HostAction::answers).collect();
         for action in actions {
             match action {
-                HostAction::Admit { session, term, permissions } => {
-                    self.servers[server].admitted.insert(session, (term, permissions));
+                HostAction::Admit { session, term, ticket, permissions } => {
+                    let who = Principal { session, term, ticket };
+                    self.servers[server].admitted.insert(session, (who, permissions));
                 }
                 HostAction::Fence { session } => {
                     self.fence(server, session);
                     self.refuse_calls(server, session, &answered);
                 }
                 HostAction::Reply { to, outcome } => self.answer(to, outcome, Sender::Server(server)),
-                HostAction::Run { call, procedure, request } => {
-                    self.order(Order::Run { server, call, procedure, request });
+                HostAction::Run { call, ticket, procedure, request } => {
+                    self.order(Order::Run { server, call, ticket, procedure, request });
                 }
             }
         }

@@ -32,7 +32,7 @@ use super::faults::{Fault, FaultPlan};
 use super::memory::Memory;
 use super::{Order, SimConfig};
 use crate::addr::{ServerId, SessionId};
-use crate::call::{CallId, Target};
+use crate::call::{CallId, Principal, Target};
 use crate::clock::Nanos;
 use crate::endpoint::ClockSkew;
 use crate::error::FabricError;
@@ -98,7 +98,7 @@ pub(super) struct SimServer {
     pub(super) logic: Arc<dyn ServerLogic>,
     pub(super) table: RegionTable,
     regions: Vec<Option<Memory>>,
-    admitted: FxHashMap<SessionId, (u64, Permissions)>,
+    admitted: FxHashMap<SessionId, (Principal, Permissions)>,
     /// Flights whose current verb is longer than a word and open here.
     open: Vec<usize>,
     lost: bool,
@@ -534,14 +534,15 @@ impl World {
 
     pub(super) fn connect(
         &mut self,
-        (session, term): (SessionId, u64),
+        who: Principal,
         group: GroupId,
         server: usize,
         near: bool,
         thread: Option<Thread>,
     ) -> (usize, RegionTable) {
+        let session = who.session;
         let admitted = self.servers[server].admitted.get(&session);
-        let permissions = admitted.filter(|(of, _)| *of == term).map(|(_, permissions)| *permissions);
+        let permissions = admitted.filter(|(of, _)| *of == who).map(|(_, permissions)| *permissions);
         let state = if permissions.is_some() { ConnectionState::Open } else { ConnectionState::Closed };
         let nic = self.cost.as_mut().map_or(0, |cost| cost.nic_of(group));
         let process = self.process_number(group);

@@ -1,28 +1,29 @@
 //! Log lines that anybody can provoke: at most one in a while of each kind, with how many were left out.
 
-use farwood_fabric::clock::{Nanos, SECOND};
-use std::sync::{Mutex, PoisonError};
+use crate::clock::{Nanos, SECOND};
+use crate::exec::lock;
+use std::sync::Mutex;
 
 /// How often a line of one kind is written.
 const EVERY_NS: Nanos = SECOND;
 
 /// One kind of line.
 #[derive(Default, Debug)]
-pub(crate) struct Rarely {
+pub struct Rarely {
     /// When the next may be written, and how many were not since the last.
     state: Mutex<(Nanos, u64)>,
 }
 
 impl Rarely {
     /// Whether a line may be written now; if so, what to add to it.
-    pub(crate) fn say(&self, now: Nanos) -> Option<String> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn say(&self, now: Nanos) -> Option<String> {
+        let mut state = lock(&self.state);
         if now < state.0 {
             state.1 += 1;
             return None;
         }
         let left_out = std::mem::take(&mut state.1);
-        state.0 = now + EVERY_NS;
+        state.0 = now.saturating_add(EVERY_NS);
         Some(if left_out == 0 {
             String::new()
         } else {
