@@ -8,6 +8,22 @@ use std::ops::Bound;
 /// A key and its value.
 pub type KeyValue = (Vec<u8>, Vec<u8>);
 
+/// How long keys and values may be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// The longest key.
+    pub key_bytes: usize,
+    /// The longest value.
+    pub value_bytes: usize,
+    /// The most bytes that a key and its value may have together.
+    pub pair_bytes: usize,
+}
+
+impl Limits {
+    /// None at all.
+    pub const NONE: Self = Self { key_bytes: usize::MAX, value_bytes: usize::MAX, pair_bytes: usize::MAX };
+}
+
 /// Why an operation has no result.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -133,6 +149,11 @@ impl From<FabricError> for IndexError {
 /// to be reached for several leases, the session condemns itself: its operations fail with [`IndexError::Fenced`], and others recover
 /// it as if it had died. Dropping the future of a read costs nothing.
 pub trait OrderedIndex {
+    /// How long keys and values may be. What is longer is refused with [`IndexError::BadKey`] or [`IndexError::BadValue`].
+    fn limits(&self) -> Limits {
+        Limits::NONE
+    }
+
     /// The value of a key.
     fn get(&self, key: &[u8]) -> impl Future<Output = Result<Option<Vec<u8>>, IndexError>>;
 

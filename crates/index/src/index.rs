@@ -19,7 +19,7 @@
 //! ```
 
 use crate::Pool;
-use crate::api::{IndexError, KeyValue, OrderedIndex};
+use crate::api::{IndexError, KeyValue, Limits, OrderedIndex};
 use crate::engine::{AnyAttached, AnyEngine, AnyIndex, Engine};
 use farwood_fabric::Endpoint;
 use farwood_fabric::control::IndexInfo;
@@ -201,6 +201,10 @@ impl Drop for Handle {
 }
 
 impl OrderedIndex for Handle {
+    fn limits(&self) -> Limits {
+        self.operations.limits()
+    }
+
     async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
         self.operations.get(key).await
     }

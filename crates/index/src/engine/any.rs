@@ -4,7 +4,7 @@ use super::Engine;
 use super::sherman::{self, LocksAlone, Sherman};
 use super::sphinx::{self, Sphinx};
 use crate::Pool;
-use crate::api::{IndexError, KeyValue, OrderedIndex};
+use crate::api::{IndexError, KeyValue, Limits, OrderedIndex};
 use crate::pool::Mistakes;
 use crate::pool::recovery::{LocalFuture, Recoverer};
 use crate::shared::heap::Class;
@@ -221,6 +221,13 @@ impl Engine for AnyEngine {
 }
 
 impl OrderedIndex for AnyIndex {
+    fn limits(&self) -> Limits {
+        match self {
+            Self::Sherman(index) => index.limits(),
+            Self::Sphinx(index) => index.limits(),
+        }
+    }
+
     async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
         match self {
             Self::Sherman(index) => index.get(key).await,

@@ -4,13 +4,14 @@
 //! and had to be replaced first, it is made anew.
 
 use super::layout::{
-    Head, LEAF_HEAD_AT, LeafClass, LeafRef, LeafState, NODE_LINKED_AT, NODE_STATE_AT, NodeRef, Slot, Step,
-    leaf_bytes,
+    Head, LEAF_HEAD_AT, LEAF_KEY_AT, LeafClass, LeafRef, LeafState, NODE_LINKED_AT, NODE_STATE_AT, NodeRef,
+    Slot, Step, leaf_bytes,
 };
 use super::node::leaf::{self, Leaf};
 use super::node::prefix::{self, Prefixes};
 use super::node::{Node, is_too_large};
 use super::read::{Stop, Way};
+use super::restructure::common_bytes;
 use super::{Tree, corrupt};
 use crate::api::IndexError;
 use crate::shared::heap::{Class, Room};
@@ -29,7 +30,7 @@ const SPINS: u32 = 8;
 const WAIT_NS: u64 = 1_000;
 /// How often a leaf that is deleted is tried to be unlinked, before that is left to others.
 const MAX_UNLINKS: u32 = 16;
-/// The longest leaf that is updated in place: an intent must hold it, and others need room for theirs.
+/// The most that is written to update a leaf in place: an intent must hold it, and others need room for theirs.
 const MAX_IN_PLACE_BYTES: usize = 1024;
 
 /// What is to become of a key.
@@ -355,11 +356,11 @@ impl Tree {
         let freeze = |state| word_at(at.addr, LEAF_HEAD_AT, leaf.frozen(state));
         match decision {
             Decision::Keep => locks.unlock(op, held).await.map(|()| Some(false)),
-            Decision::Put(value) if fits(at.class, change.key, value) => {
-                let updated = self.update_in_place(change, held, (at, &leaf), value).await?;
-                Ok(updated.then_some(true))
-            }
             Decision::Put(value) => {
+                if let Some(from) = kept_in_place(at.class, &leaf, value) {
+                    let updated = self.update_in_place(change, held, (at, &leaf, from), value).await?;
+                    return Ok(updated.then_some(true));
+                }
                 // First the new one, so that a full pool leaves the old one as it is.
                 let (server, class) = self.leaf_place(change, value)?;
                 let object = self.shared.leaf_class(class);
@@ -387,19 +388,20 @@ impl Tree {
         }
     }
 
-    /// Writes another value into a leaf: first down in an intent, since it must not be left half done. Whether there was room for
-    /// that; if not, it is reserved for the next attempt.
+    /// Writes another value into a leaf, its head and what is `from` some place on: first down in an intent, since it must not be left half
+    /// done. Whether there was room for that; if not, it is reserved for the next attempt.
     async fn update_in_place(
         &self,
         change: &Change<'_>,
         held: Held,
-        (at, leaf): (LeafRef, &Leaf<Buf>),
+        (at, leaf, from): (LeafRef, &Leaf<Buf>, usize),
         value: &[u8],
     ) -> Result<bool, IndexError> {
         let (op, server) = (change.op, at.addr.server());
         let version = leaf.head.version.wrapping_add(1);
         let bytes = leaf::build(self.shared.place(at.addr), version, leaf.key(), value);
-        let needed = Redo::encoded_bytes_of_one(bytes.len());
+        let parts = parts_to_write(at.addr, &bytes, from);
+        let needed = Redo::encoded_bytes_of(parts.iter().map(|(_, bytes)| bytes.len()));
         let intents = self.shared.pool.intents();
         let reserved = change.reserved.intent.take().filter(|slot| slot.fits(server, needed));
         let Some(slot) = reserved.or_else(|| intents.take(server, needed)) else {
@@ -408,12 +410,11 @@ impl Tree {
             change.reserved.intent.set(Some(intents.room(op, server, needed).await?));
             return Ok(false);
         };
-        let redo = Redo::encode_one(held.shows(), (at.addr, &bytes), slot.addr());
-        let intent = Write { addr: slot.addr(), bytes: redo.into() };
-        let update = Write { addr: at.addr, bytes: bytes.into() };
+        let redo = Redo::encode_under(held.shows(), parts.iter().copied(), slot.addr());
+        let mut writes: SmallVec<[Write; 4]> = smallvec![Write { addr: slot.addr(), bytes: redo.into() }];
+        writes.extend(parts.iter().map(|(addr, bytes)| Write { addr: *addr, bytes: (*bytes).into() }));
         // The lock may be handed on, and then its word stays what it is.
-        let end = word_at(slot.end_addr(), 0, 0);
-        let writes: SmallVec<[Write; 3]> = smallvec![intent, update, end];
+        writes.push(word_at(slot.end_addr(), 0, 0));
         let behind = Behind { slot: Some(slot), retire: None };
         self.shared.locks.finish_with(op, held, &writes, behind).await?;
         Ok(true)
@@ -476,12 +477,29 @@ impl Tree {
     }
 }
 
-/// Whether a leaf of this size can take the value in the place of its own.
-fn fits(class: LeafClass, key: &[u8], value: &[u8]) -> bool {
-    // A much smaller value goes to a smaller leaf.
-    class.bytes() <= MAX_IN_PLACE_BYTES
-        && leaf_bytes(key.len(), value.len()) <= class.bytes()
-        && LeafClass::for_pair(key.len(), value.len()) == Some(class)
+/// From where on a leaf is written to update it in place to another value, its head aside; `None` if the value belongs into a new leaf. A
+/// small leaf is written in one piece, from its beginning; of a large one what is behind the bytes that both values begin with.
+fn kept_in_place(class: LeafClass, leaf: &Leaf<Buf>, value: &[u8]) -> Option<usize> {
+    if !class.keeps(leaf.key().len(), value.len()) {
+        return None;
+    }
+    if class.bytes() <= MAX_IN_PLACE_BYTES {
+        return Some(LEAF_HEAD_AT);
+    }
+    let least = (LEAF_KEY_AT + value.len()).saturating_sub(MAX_IN_PLACE_BYTES);
+    let old = leaf.value().strip_prefix(&value[..least])?;
+    Some(leaf_bytes(leaf.key().len(), least + common_bytes(old, &value[least..])))
+}
+
+/// What is written to update a leaf: its head and what is there `from` some place on.
+fn parts_to_write(addr: GlobalAddr, leaf: &[u8], from: usize) -> SmallVec<[(GlobalAddr, &[u8]); 2]> {
+    if from == LEAF_HEAD_AT {
+        return smallvec![(addr, leaf)];
+    }
+    marks::hit("leaf_updated_in_parts");
+    let (head, rest) = (&leaf[..LEAF_KEY_AT], &leaf[from..]);
+    let rest = (!rest.is_empty()).then(|| (addr.add(from as u64), rest));
+    std::iter::once((addr, head)).chain(rest).collect()
 }
 
 pub(super) fn to_leaf(step: Step, leaf: LeafRef) -> Result<Slot, IndexError> {
