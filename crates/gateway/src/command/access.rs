@@ -8,6 +8,7 @@
 //! finds nothing to change has looked when it was its turn.
 
 use super::Refused;
+use super::limits::is_behind;
 use crate::common::wall_clock_ms;
 use crate::envelope::{self, Millis, Opened};
 use crate::shard::Shard;
@@ -34,7 +35,7 @@ pub(crate) struct Held {
 
 impl Held {
     pub(crate) fn value(&self) -> &[u8] {
-        &self.stored[self.opened.from..]
+        &self.stored[..self.opened.bytes]
     }
 }
 
@@ -43,8 +44,8 @@ impl Held {
 pub(crate) enum Change {
     /// Nothing.
     Keep,
-    /// This is to be stored; it is sealed.
-    Store(Vec<u8>),
+    /// This is to be stored, sealed; so many bytes of it are the value's.
+    Store(Vec<u8>, usize),
     /// It is to be removed.
     Remove,
 }
@@ -52,7 +53,7 @@ pub(crate) enum Change {
 impl Change {
     /// Stores a value with the time at which it expires.
     pub(crate) fn value(value: &[u8], expires_at: Option<Millis>) -> Self {
-        Self::Store(envelope::seal(value, expires_at).into_owned())
+        Self::Store(envelope::seal(value, expires_at).into_owned(), value.len())
     }
 }
 
@@ -60,6 +61,9 @@ impl<S: Store> Shard<S> {
     /// The value of a key, unless it has expired.
     #[inline]
     pub(crate) async fn read(&self, key: &[u8]) -> Result<Option<Held>, Refused> {
+        if self.is_too_long(key) {
+            return Ok(None);
+        }
         let handle = self.handle()?;
         let Some(stored) = handle.get(key).await? else { return Ok(None) };
         let opened = envelope::open(&stored);
@@ -93,6 +97,12 @@ impl<S: Store> Shard<S> {
         key: &[u8],
         mut decide: impl FnMut(Option<&Held>) -> Result<(Change, T), Refused>,
     ) -> Result<T, Refused> {
+        if self.is_too_long(key) {
+            return match decide(None)? {
+                (Change::Store(_, bytes), said) => self.check_pair(key, bytes).map(|()| said),
+                (Change::Keep | Change::Remove, said) => Ok(said),
+            };
+        }
         let handle = self.handle()?;
         for attempt in 0..MAX_ATTEMPTS {
             let is_early = !self.company.has_turn();
@@ -106,7 +116,10 @@ impl<S: Store> Shard<S> {
             let is_nothing = match change {
                 Change::Keep => !has_expired,
                 Change::Remove => expected.is_none(),
-                Change::Store(_) => false,
+                Change::Store(_, bytes) => {
+                    self.check_pair(key, bytes)?;
+                    false
+                }
             };
             if is_nothing && is_early {
                 self.company.turn().await;
@@ -115,7 +128,7 @@ impl<S: Store> Shard<S> {
             let new = match (&change, expected) {
                 _ if is_nothing => return Ok(said),
                 (Change::Keep | Change::Remove, _) => None,
-                (Change::Store(new), _) => Some(new.as_slice()),
+                (Change::Store(new, _), _) => Some(new.as_slice()),
             };
             if handle.compare_and_swap(key, expected, new).await? {
                 if has_expired {
@@ -125,9 +138,9 @@ impl<S: Store> Shard<S> {
             }
             self.wait_for_others(attempt).await;
         }
-        Err(Refused(
-            format!("ERR others changed the key in each of {MAX_ATTEMPTS} attempts; try again later").into(),
-        ))
+        Err(Refused::new(format!(
+            "ERR others changed the key in each of {MAX_ATTEMPTS} attempts; try again later"
+        )))
     }
 
     async fn wait_for_others(&self, attempt: u32) {
@@ -165,7 +178,9 @@ impl<S: Store> Shard<S> {
 
     /// Goes through a range, from one end.
     pub(crate) fn walk(&self, start: Bound<Vec<u8>>, end: Bound<Vec<u8>>, reverse: bool) -> Walk<'_, S> {
-        Walk { shard: self, start, end, reverse, page: FIRST_PAGE, has_begun: false, is_through: false }
+        let (start, end) = (self.lower_end(start), self.upper_end(end));
+        let is_through = is_behind(&start, &end);
+        Walk { shard: self, start, end, reverse, page: FIRST_PAGE, has_begun: false, is_through }
     }
 }
 

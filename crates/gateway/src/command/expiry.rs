@@ -70,7 +70,7 @@ impl Expiry {
 }
 
 fn invalid(command: &str) -> Refused {
-    Refused(format!("ERR invalid expire time in '{command}' command").into())
+    Refused::new(format!("ERR invalid expire time in '{command}' command"))
 }
 
 /// The conditions of EXPIRE.
@@ -92,10 +92,7 @@ impl Conditions {
                 b"xx" => conditions.if_some = true,
                 b"gt" => conditions.if_later = true,
                 b"lt" => conditions.if_earlier = true,
-                _ => {
-                    let word = String::from_utf8_lossy(word);
-                    return Err(Refused(format!("ERR Unsupported option {word}").into()));
-                }
+                _ => return Err(Refused::quoting("ERR Unsupported option ", word, "").trimmed()),
             }
         }
         let Self { if_none, if_some, if_later, if_earlier } = conditions;

@@ -13,7 +13,10 @@ use farwood_index::OrderedIndex;
 
 /// What a key held, as a reply.
 fn found(held: Option<Held>) -> Reply {
-    held.map_or(Reply::Nil, |held| Reply::Bytes(held.stored, held.opened.from))
+    held.map_or(Reply::Nil, |Held { mut stored, opened }| {
+        stored.truncate(opened.bytes);
+        Reply::Bytes(stored)
+    })
 }
 
 fn copied(held: Option<&Held>) -> Reply {
@@ -43,6 +46,7 @@ async fn put<S: Store>(
     value: &[u8],
     expires_at: Option<Millis>,
 ) -> Result<(), Refused> {
+    shard.check_pair(key, value.len())?;
     let handle = shard.handle()?;
     Ok(handle.put(key, &envelope::seal(value, expires_at)).await?)
 }
@@ -103,6 +107,7 @@ pub(super) async fn set<S: Store>(shard: &Shard<S>, request: &Request) -> Answer
 
 pub(super) async fn set_nx<S: Store>(shard: &Shard<S>, request: &Request) -> Answer {
     let (key, value) = (&request[1], &request[2]);
+    shard.check_pair(key, value.len())?;
     {
         let handle = shard.handle()?;
         if handle.put_if_absent(key, &envelope::seal(value, None)).await? {
@@ -175,13 +180,16 @@ pub(super) async fn mget<S: Store>(shard: &Shard<S>, request: &Request) -> Answe
     Ok(Reply::Array(replies))
 }
 
-/// Each key by itself: whoever looks meanwhile sees some of them set.
+/// Each key by itself: whoever looks meanwhile sees some of them set. If one of them cannot be, because it or its value is too long, none is.
 pub(super) async fn mset<S: Store>(shard: &Shard<S>, request: &Request) -> Answer {
     if request.len() % 2 == 0 {
         return Err(Refused::arity("mset"));
     }
     // A key that comes twice holds what comes last, so those are not set together.
     let pairs = (1..request.len()).step_by(2).map(|at| (&request[at], &request[at + 1]));
+    for (key, value) in pairs.clone() {
+        shard.check_pair(key, value.len())?;
+    }
     let last: std::collections::BTreeMap<&[u8], &[u8]> = pairs.collect();
     let work = async |key: &[u8]| match last.get(key) {
         Some(value) => put(shard, key, value, None).await,

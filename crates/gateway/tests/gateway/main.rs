@@ -5,4 +5,7 @@
 mod clients;
 mod common;
 mod differential;
+mod full;
+mod fuzz;
 mod limits;
+mod sizes;
