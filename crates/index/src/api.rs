@@ -168,6 +168,17 @@ pub trait OrderedIndex {
         new: Option<&[u8]>,
     ) -> impl Future<Output = Result<bool, IndexError>>;
 
+    /// The same of a key that is there, for a change of a few bytes at the end of the value that has to work when no memory is left: an
+    /// engine may keep room for it behind every value, which nothing else uses.
+    fn adjust(
+        &self,
+        key: &[u8],
+        expected: &[u8],
+        new: &[u8],
+    ) -> impl Future<Output = Result<bool, IndexError>> {
+        self.compare_and_swap(key, Some(expected), Some(new))
+    }
+
     /// Sets the value of a key that is absent. Whether it was.
     fn put_if_absent(&self, key: &[u8], value: &[u8]) -> impl Future<Output = Result<bool, IndexError>>;
 

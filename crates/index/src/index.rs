@@ -222,6 +222,10 @@ impl OrderedIndex for Handle {
         self.operations.compare_and_swap(key, expected, new).await
     }
 
+    async fn adjust(&self, key: &[u8], expected: &[u8], new: &[u8]) -> Result<bool, IndexError> {
+        self.operations.adjust(key, expected, new).await
+    }
+
     async fn put_if_absent(&self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
         self.operations.put_if_absent(key, value).await
     }

@@ -46,11 +46,18 @@ pub(crate) enum Change {
     Keep,
     /// This is to be stored, sealed; so many bytes of it are the value's.
     Store(Vec<u8>, usize),
+    /// The value stays; this is to be stored, since it expires at another time, or never. That works in a full pool.
+    Retime(Vec<u8>),
     /// It is to be removed.
     Remove,
 }
 
 impl Change {
+    /// Lets the same value expire at another time.
+    pub(crate) fn retime(held: &Held, expires_at: Option<Millis>) -> Self {
+        Self::Retime(envelope::seal(held.value(), expires_at).into_owned())
+    }
+
     /// Stores a value with the time at which it expires.
     pub(crate) fn value(value: &[u8], expires_at: Option<Millis>) -> Self {
         Self::Store(envelope::seal(value, expires_at).into_owned(), value.len())
@@ -100,7 +107,7 @@ impl<S: Store> Shard<S> {
         if self.is_too_long(key) {
             return match decide(None)? {
                 (Change::Store(_, bytes), said) => self.check_pair(key, bytes).map(|()| said),
-                (Change::Keep | Change::Remove, said) => Ok(said),
+                (Change::Keep | Change::Remove | Change::Retime(_), said) => Ok(said),
             };
         }
         let handle = self.handle()?;
@@ -120,17 +127,24 @@ impl<S: Store> Shard<S> {
                     self.check_pair(key, bytes)?;
                     false
                 }
+                Change::Retime(_) => {
+                    self.check_pair(key, held.as_ref().map_or(0, |held| held.value().len()))?;
+                    false
+                }
             };
             if is_nothing && is_early {
                 self.company.turn().await;
                 continue;
             }
-            let new = match (&change, expected) {
+            let is_done = match (&change, expected) {
                 _ if is_nothing => return Ok(said),
-                (Change::Keep | Change::Remove, _) => None,
-                (Change::Store(new, _), _) => Some(new.as_slice()),
+                (Change::Keep | Change::Remove, _) => handle.compare_and_swap(key, expected, None).await?,
+                (Change::Retime(new), Some(expected)) => handle.adjust(key, expected, new).await?,
+                (Change::Store(new, _) | Change::Retime(new), _) => {
+                    handle.compare_and_swap(key, expected, Some(new)).await?
+                }
             };
-            if handle.compare_and_swap(key, expected, new).await? {
+            if is_done {
                 if has_expired {
                     self.stats.expired.add(1);
                 }

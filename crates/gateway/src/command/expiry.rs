@@ -134,7 +134,7 @@ pub(super) async fn expire<S: Store>(
                 if at <= now {
                     Change::Remove
                 } else {
-                    Change::value(held.value(), Some(at))
+                    Change::retime(held, Some(at))
                 }
             }
             _ => return Ok((Change::Keep, Reply::Number(0))),
@@ -160,9 +160,7 @@ pub(super) async fn left<S: Store>(
 
 pub(super) async fn persist<S: Store>(shard: &Shard<S>, request: &Request) -> Answer {
     let decide = |held: Option<&Held>| match held {
-        Some(held) if held.opened.expires_at.is_some() => {
-            Ok((Change::value(held.value(), None), Reply::Number(1)))
-        }
+        Some(held) if held.opened.expires_at.is_some() => Ok((Change::retime(held, None), Reply::Number(1))),
         _ => Ok((Change::Keep, Reply::Number(0))),
     };
     shard.change(&request[1], decide).await

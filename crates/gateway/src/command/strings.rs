@@ -157,11 +157,11 @@ pub(super) async fn get_ex<S: Store>(shard: &Shard<S>, request: &Request) -> Ans
     let now = wall_clock_ms();
     let decide = |held: Option<&Held>| {
         // As in Redis, a time that is none does not matter if there is no such key.
-        let Some(value) = held.map(Held::value) else { return Ok((Change::Keep, Reply::Nil)) };
+        let Some(held) = held else { return Ok((Change::Keep, Reply::Nil)) };
         let expires_at = expiry.at("getex", now)?;
         let is_over = expires_at.is_some_and(|at| at <= now);
-        let change = if is_over { Change::Remove } else { Change::value(value, expires_at) };
-        Ok((change, copied(held)))
+        let change = if is_over { Change::Remove } else { Change::retime(held, expires_at) };
+        Ok((change, copied(Some(held))))
     };
     shard.change(&request[1], decide).await
 }

@@ -13,7 +13,7 @@ const FULL: &str = "OOM command not allowed when used memory > 'maxmemory'.";
 
 /// A value of this length that says whose it is. Some end with the byte that envelopes end with.
 fn value_of(key: usize, length: usize) -> Vec<u8> {
-    let mut value = key.to_string().into_bytes().repeat(length / 2 + 1);
+    let mut value = key.to_string().into_bytes().repeat(length + 1);
     value.truncate(length);
     if let (0, Some(last)) = (key % 5, value.last_mut()) {
         *last = 0xfd;
@@ -29,26 +29,45 @@ fn times_can_be_set_and_keys_removed_in_a_full_pool() {
     let server = MemoryServer::new(config, ProcedureSet::default()).expect("a server");
     let gateway = serve_index(&LocalCluster::start(vec![Arc::new(server)]).expect("a pool"));
     let mut client = Client::to(gateway.address());
-    let mut lengths = Vec::new();
-    // Long values first, then shorter ones into what is left, until not even an empty one fits. Leaves have 64 bytes more from one size to
+    // Long values first, then shorter ones into what is left, until not even an empty one fits; and those that are looked for at the end. Leaves have 64 bytes more from one size to
     // the next, so that some of these fill theirs to the last byte.
     let mut rng = fastrand::Rng::with_seed(7);
-    for most in [20_000, 3000, 1200, 500, 100, 30, 1] {
-        loop {
-            let (key, length) = (lengths.len(), rng.usize(..most));
-            match client.ask(&[&b"SET"[..], format!("key:{key:06}").as_bytes(), &value_of(key, length)]) {
-                Value::Word(_) => lengths.push(length),
-                refused => break assert_eq!(refused, Value::Error(FULL.into())),
+    let mut fill = |client: &mut Client, lengths: &mut Vec<usize>| {
+        for range in [0..20_000, 0..3000, 0..1200, 0..500, 0..100, 0..30, 0..1, 10_000..10_001] {
+            loop {
+                let (key, length) = (lengths.len(), rng.usize(range.clone()));
+                match client.ask(&[&b"SET"[..], format!("key:{key:06}").as_bytes(), &value_of(key, length)]) {
+                    Value::Word(_) => lengths.push(length),
+                    refused => break assert_eq!(refused, Value::Error(FULL.into())),
+                }
             }
         }
-    }
+    };
+    let mut lengths = Vec::new();
+    fill(&mut client, &mut lengths);
     assert!(lengths.len() > 1000, "{} keys", lengths.len());
+    // What values gain while it is full does not take the room for times.
+    for (key, length) in lengths.iter_mut().enumerate().step_by(3) {
+        let more = value_of(key, *length + 1 + key % 12);
+        match client.ask(&[&b"SET"[..], format!("key:{key:06}").as_bytes(), &more]) {
+            Value::Word(_) => *length = more.len(),
+            refused => assert_eq!(refused, Value::Error(FULL.into())),
+        }
+    }
+    fill(&mut client, &mut lengths);
     let each = |client: &mut Client, command: &[&str], told: &dyn Fn(usize) -> Value| {
         for (key, _) in lengths.iter().enumerate() {
             let mut words = command.to_vec();
             let name = format!("key:{key:06}");
             words.insert(1, &name);
-            assert_eq!(client.ask(&words), told(key), "{words:?}, a value of {} bytes", lengths[key]);
+            let (said, told) = (client.ask(&words), told(key));
+            let end = |value: &Value| match value {
+                Value::Bytes(bytes) => {
+                    format!("{} bytes, {:?}", bytes.len(), &bytes[bytes.len().saturating_sub(24)..])
+                }
+                other => format!("{other:?}"),
+            };
+            assert!(said == told, "{words:?}: {} where {} were expected", end(&said), end(&told));
         }
     };
     let value = |key: usize| bytes(value_of(key, lengths[key]));

@@ -254,6 +254,13 @@ impl OrderedIndex for AnyIndex {
         }
     }
 
+    async fn adjust(&self, key: &[u8], expected: &[u8], new: &[u8]) -> Result<bool, IndexError> {
+        match self {
+            Self::Sherman(index) => index.adjust(key, expected, new).await,
+            Self::Sphinx(index) => index.adjust(key, expected, new).await,
+        }
+    }
+
     async fn put_if_absent(&self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
         match self {
             Self::Sherman(index) => index.put_if_absent(key, value).await,

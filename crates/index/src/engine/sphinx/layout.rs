@@ -25,8 +25,8 @@ use farwood_fabric::addr::{PACKED_ALIGN, PackedAddr};
 
 /// The longest key.
 pub(super) const MAX_KEY_BYTES: usize = 4096;
-/// A new leaf has room for at least so many bytes more than its value has: those who keep a little with their values, as the gateway
-/// does when a value expires, can add and take it away in place, in a full pool too.
+/// A leaf has room for at least so many bytes more than its value has, which only `adjust` uses: those who keep a little with their values,
+/// as the gateway does when a value expires, can add it and take it away in a full pool too.
 pub(super) const SPARE_BYTES: usize = 10;
 /// The longest value: 1 MiB, and what is kept with it.
 pub(super) const MAX_VALUE_BYTES: usize = (1 << 20) + SPARE_BYTES;
@@ -127,11 +127,16 @@ impl LeafClass {
         Self::all().find(|class| class.bytes() >= bytes)
     }
 
-    /// Whether a leaf of this size can take another value in the place of its own. One that is much smaller goes to a smaller leaf; but
-    /// not one that has lost what was in the room to spare.
+    /// Whether a leaf of this size takes another value in the place of its own, with room to spare. One that is much smaller goes to a
+    /// smaller leaf.
     pub(super) fn keeps(self, key_bytes: usize, value_bytes: usize) -> bool {
+        let class = |more| Self::for_pair(key_bytes, value_bytes + more);
+        class(0).is_some_and(|least| least <= self) && class(SPARE_BYTES).is_none_or(|most| self <= most)
+    }
+
+    /// The same for a value that may use the room to spare, or has used it.
+    pub(super) fn keeps_adjusted(self, key_bytes: usize, value_bytes: usize) -> bool {
         leaf_bytes(key_bytes, value_bytes) <= self.bytes()
-            && Self::for_pair(key_bytes, value_bytes + SPARE_BYTES).is_none_or(|largest| self <= largest)
     }
 
     /// All sizes.
@@ -364,15 +369,19 @@ mod tests {
     }
 
     #[test]
-    fn every_leaf_has_room_to_spare_and_stays_when_it_is_used_or_not() {
-        for value_bytes in (0..3000).chain(MAX_VALUE_BYTES - 2 * SPARE_BYTES..=MAX_VALUE_BYTES - SPARE_BYTES)
-        {
+    fn every_leaf_has_room_to_spare_which_is_not_used_by_chance() {
+        let longest = MAX_VALUE_BYTES - SPARE_BYTES;
+        for value_bytes in (0..3000).chain(longest - SPARE_BYTES..=longest) {
             let class = |more| LeafClass::for_pair(8, value_bytes + more).expect("it is not too long");
-            assert!(class(0).keeps(8, value_bytes) && class(0).keeps(8, value_bytes + SPARE_BYTES));
+            assert!(class(0).keeps(8, value_bytes) && class(0).keeps_adjusted(8, value_bytes + SPARE_BYTES));
             assert!(
                 class(SPARE_BYTES).keeps(8, value_bytes),
                 "{value_bytes}: made with it, and left without"
             );
+            for more in (0..200).filter(|more| value_bytes + more <= MAX_VALUE_BYTES) {
+                let has_room = class(0).keeps_adjusted(8, value_bytes + more + SPARE_BYTES);
+                assert_eq!(class(0).keeps(8, value_bytes + more), has_room, "{value_bytes} and {more} more");
+            }
         }
         let large = LeafClass::for_pair(8, 100).expect("small");
         assert!(!large.keeps(8, 20) && !large.keeps(8, 200));

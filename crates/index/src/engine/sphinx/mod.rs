@@ -18,8 +18,8 @@
 //!    skipped: all keys below a node agree on them, and whether this key does is seen at the leaf (*path compression*).
 //! 2. **get**: the way down, then READ the leaf. Another key there, or no leaf: absent.
 //! 3. **update in place**, if the leaf has room: [CAS lock, READ leaf], then [WRITE intent, WRITE leaf, WRITE unlock]. Of a leaf that is
-//!    longer than an intent, only the head and what changes at the end of the value are written; if more changes, 5. Every leaf is made
-//!    with room for a few bytes more, so that such a change needs no memory.
+//!    longer than an intent, only the head and what changes at the end of the value are written; if more changes, 5. Behind every value
+//!    there is room for a few bytes more, which only *adjust* uses: it needs no memory.
 //! 4. **insert**: WRITE the leaf; under the lock of the node, WRITE the slot that leads to it. Where the way parts from the keys that
 //!    are there, a new Node4 takes the old child and the new leaf, and the slot leads to the Node4.
 //! 5. **out of place**: freeze the old leaf under its lock (*moved*); under the lock of the node turn the slot to a new leaf.
@@ -394,6 +394,14 @@ impl OrderedIndex for Tree {
             _ if held != expected => Decision::Keep,
             Some(new) => Decision::Put(new),
             None => Decision::Remove,
+        };
+        when_there_is_room!(self, self.modify(key, &decide))
+    }
+
+    async fn adjust(&self, key: &[u8], expected: &[u8], new: &[u8]) -> Result<bool, IndexError> {
+        self.check_pair(key, new)?;
+        let decide = |held: Option<&[u8]>| {
+            if held == Some(expected) { Decision::Adjust(new) } else { Decision::Keep }
         };
         when_there_is_room!(self, self.modify(key, &decide))
     }

@@ -38,6 +38,8 @@ const MAX_IN_PLACE_BYTES: usize = 1024;
 pub(super) enum Decision<'a> {
     Keep,
     Put(&'a [u8]),
+    /// A value that differs a little from the one that is there, and may use the room to spare.
+    Adjust(&'a [u8]),
     Remove,
 }
 
@@ -267,7 +269,7 @@ impl Tree {
         let value = match decide(None) {
             Decision::Keep => return Ok(Some(false)),
             Decision::Remove => return Ok(Some(true)),
-            Decision::Put(value) => value,
+            Decision::Put(value) | Decision::Adjust(value) => value,
         };
         let Some((last, stop)) = way.last() else { return Ok(None) };
         let is_prefix = change.prefixes.get(stop.head.depth) == Some(stop.hash)
@@ -328,10 +330,10 @@ impl Tree {
         match decision {
             Decision::Keep => Ok(Some(false)),
             Decision::Remove if !counts => Ok(Some(true)),
-            Decision::Put(value) if !is_here => {
+            Decision::Put(value) | Decision::Adjust(value) if !is_here => {
                 Box::pin(self.split_edge(change, way, leaf.key(), value)).await
             }
-            Decision::Put(value) => {
+            Decision::Put(value) | Decision::Adjust(value) => {
                 marks::hit("frozen_leaf_met");
                 let new = self.new_leaf(change, value).await?;
                 Box::pin(self.turn_to(change, way, at, new)).await
@@ -356,8 +358,13 @@ impl Tree {
         let freeze = |state| word_at(at.addr, LEAF_HEAD_AT, leaf.frozen(state));
         match decision {
             Decision::Keep => locks.unlock(op, held).await.map(|()| Some(false)),
-            Decision::Put(value) => {
-                if let Some(from) = kept_in_place(at.class, &leaf, value) {
+            Decision::Put(value) | Decision::Adjust(value) => {
+                let (key_bytes, value_bytes) = (leaf.key().len(), value.len());
+                let stays = match decision {
+                    Decision::Adjust(_) => at.class.keeps_adjusted(key_bytes, value_bytes),
+                    _ => at.class.keeps(key_bytes, value_bytes),
+                };
+                if let Some(from) = stays.then(|| written_from(at.class, &leaf, value)).flatten() {
                     let updated = self.update_in_place(change, held, (at, &leaf, from), value).await?;
                     return Ok(updated.then_some(true));
                 }
@@ -477,12 +484,9 @@ impl Tree {
     }
 }
 
-/// From where on a leaf is written to update it in place to another value, its head aside; `None` if the value belongs into a new leaf. A
-/// small leaf is written in one piece, from its beginning; of a large one what is behind the bytes that both values begin with.
-fn kept_in_place(class: LeafClass, leaf: &Leaf<Buf>, value: &[u8]) -> Option<usize> {
-    if !class.keeps(leaf.key().len(), value.len()) {
-        return None;
-    }
+/// From where on a leaf is written to update it in place to another value, its head aside; `None` if that is too much for an intent. A small
+/// leaf is written in one piece, from its beginning; of a large one what is behind the bytes that both values begin with.
+fn written_from(class: LeafClass, leaf: &Leaf<Buf>, value: &[u8]) -> Option<usize> {
     if class.bytes() <= MAX_IN_PLACE_BYTES {
         return Some(LEAF_HEAD_AT);
     }
