@@ -31,7 +31,7 @@ const WAIT_NS: u64 = 1_000;
 /// How often a leaf that is deleted is tried to be unlinked, before that is left to others.
 const MAX_UNLINKS: u32 = 16;
 /// The most that is written to update a leaf in place: an intent must hold it, and others need room for theirs.
-const MAX_IN_PLACE_BYTES: usize = 1024;
+pub(super) const MAX_IN_PLACE_BYTES: usize = 1024;
 
 /// What is to become of a key.
 #[derive(Clone, Copy, Debug)]
@@ -364,7 +364,7 @@ impl Tree {
                     Decision::Adjust(_) => at.class.keeps_adjusted(key_bytes, value_bytes),
                     _ => at.class.keeps(key_bytes, value_bytes),
                 };
-                if let Some(from) = stays.then(|| written_from(at.class, &leaf, value)).flatten() {
+                if let Some(from) = stays.then(|| self.written_from(at.class, &leaf, value)).flatten() {
                     let updated = self.update_in_place(change, held, (at, &leaf, from), value).await?;
                     return Ok(updated.then_some(true));
                 }
@@ -393,6 +393,17 @@ impl Tree {
                 }
             }
         }
+    }
+
+    /// From where on a leaf is written to update it in place to another value, its head aside; `None` if that is too much for an intent. A
+    /// small leaf is written in one piece, from its beginning; of a large one what is behind the bytes that both values begin with.
+    fn written_from(&self, class: LeafClass, leaf: &Leaf<Buf>, value: &[u8]) -> Option<usize> {
+        if class.bytes() <= self.shared.config.whole_leaf_bytes.min(MAX_IN_PLACE_BYTES) {
+            return Some(LEAF_HEAD_AT);
+        }
+        let least = (LEAF_KEY_AT + value.len()).saturating_sub(MAX_IN_PLACE_BYTES);
+        let old = leaf.value().strip_prefix(&value[..least])?;
+        Some(leaf_bytes(leaf.key().len(), least + common_bytes(old, &value[least..])))
     }
 
     /// Writes another value into a leaf, its head and what is `from` some place on: first down in an intent, since it must not be left half
@@ -482,17 +493,6 @@ impl Tree {
         marks::hit("deleted_leaf_left");
         Ok(())
     }
-}
-
-/// From where on a leaf is written to update it in place to another value, its head aside; `None` if that is too much for an intent. A small
-/// leaf is written in one piece, from its beginning; of a large one what is behind the bytes that both values begin with.
-fn written_from(class: LeafClass, leaf: &Leaf<Buf>, value: &[u8]) -> Option<usize> {
-    if class.bytes() <= MAX_IN_PLACE_BYTES {
-        return Some(LEAF_HEAD_AT);
-    }
-    let least = (LEAF_KEY_AT + value.len()).saturating_sub(MAX_IN_PLACE_BYTES);
-    let old = leaf.value().strip_prefix(&value[..least])?;
-    Some(leaf_bytes(leaf.key().len(), least + common_bytes(old, &value[least..])))
 }
 
 /// What is written to update a leaf: its head and what is there `from` some place on.
