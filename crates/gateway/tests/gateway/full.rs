@@ -138,3 +138,15 @@ fn the_longest_value_takes_a_time() {
         assert_eq!(client.ask(&[b"COUNTRANGE", &end[..], b"+"]), Value::Number(0));
     }
 }
+
+#[test]
+fn config_and_info_say_the_same_of_memory() {
+    let gateway = serve_index(&farwood_memory::embedded(1, 64 << 20).expect("a pool"));
+    let mut client = Client::to(gateway.address());
+    let info = client.say("INFO memory").text();
+    let said = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+    let mut config = |name: &str| client.say(&format!("CONFIG GET {name}")).items()[1].text();
+    assert_eq!(said("maxmemory:"), Some((64u64 << 20).to_string()));
+    assert_eq!(Some(config("maxmemory")), said("maxmemory:"));
+    assert_eq!(Some(config("maxmemory-policy")), said("maxmemory_policy:"));
+}
