@@ -228,13 +228,9 @@ impl Map {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(
-        &self,
-        key: &[u8],
-        decide: impl FnOnce(Option<&Vec<u8>>) -> Option<Option<Vec<u8>>>,
-    ) -> Result<bool, IndexError> {
+    fn change(&self, key: &[u8], decide: impl FnOnce(Option<&Vec<u8>>) -> Option<Option<Vec<u8>>>) -> bool {
         let mut entries = self.lock();
-        let Some(new) = decide(entries.get(key)) else { return Ok(false) };
+        let Some(new) = decide(entries.get(key)) else { return false };
         let value_bytes = new.as_ref().map_or(0, Vec::len);
         let fits = value_bytes <= LIMITS.value_bytes && key.len() + value_bytes <= LIMITS.pair_bytes;
         assert!(fits && key.len() <= LIMITS.key_bytes, "nothing is stored that an engine would refuse");
@@ -242,7 +238,7 @@ impl Map {
             Some(value) => entries.insert(key.to_vec(), value),
             None => entries.remove(key),
         };
-        Ok(true)
+        true
     }
 }
 
@@ -272,7 +268,8 @@ impl OrderedIndex for Map {
     }
 
     async fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
-        self.change(key, |_| Some(Some(value.to_vec()))).map(drop)
+        self.change(key, |_| Some(Some(value.to_vec())));
+        Ok(())
     }
 
     async fn compare_and_swap(
@@ -282,19 +279,19 @@ impl OrderedIndex for Map {
         new: Option<&[u8]>,
     ) -> Result<bool, IndexError> {
         let is_so = |held: Option<&Vec<u8>>| held.map(Vec::as_slice) == expected;
-        self.change(key, |held| is_so(held).then(|| new.map(<[u8]>::to_vec)))
+        Ok(self.change(key, |held| is_so(held).then(|| new.map(<[u8]>::to_vec))))
     }
 
     async fn put_if_absent(&self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
-        self.change(key, |held| held.is_none().then(|| Some(value.to_vec())))
+        Ok(self.change(key, |held| held.is_none().then(|| Some(value.to_vec()))))
     }
 
     async fn update_if_present(&self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
-        self.change(key, |held| held.map(|_| Some(value.to_vec())))
+        Ok(self.change(key, |held| held.map(|_| Some(value.to_vec()))))
     }
 
     async fn delete(&self, key: &[u8]) -> Result<bool, IndexError> {
-        self.change(key, |held| held.map(|_| None))
+        Ok(self.change(key, |held| held.map(|_| None)))
     }
 
     async fn scan(
