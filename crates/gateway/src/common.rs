@@ -176,6 +176,12 @@ impl Memory {
         self.servers.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// All far memory that there is.
+    pub(crate) fn total_bytes(&self) -> u64 {
+        let state = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
+        state.0.iter().map(|server| server.total_bytes).sum()
+    }
+
     pub(crate) fn set(&self, servers: Vec<ServerMemory>, cache_bytes: u64) {
         *self.servers.lock().unwrap_or_else(PoisonError::into_inner) = (servers, cache_bytes);
     }

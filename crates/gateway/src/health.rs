@@ -4,7 +4,6 @@
 //! that is shorter, if no other server is silent, and if no command has found the index damaged. A process that runs and answers PING proves
 //! none of that.
 
-use crate::command::DAMAGED;
 use farwood_fabric::clock::{MILLISECOND, Nanos, RealClock, SECOND};
 use farwood_fabric::{ServerId, Session};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,6 +11,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Heartbeats go out ten times a second; after so long without an answer something is wrong.
 const SILENCE_NS: Nanos = 3 * SECOND;
+/// What operators are told of an index in which commands have found a part gone.
+const DAMAGED: &str = "a part of the index is damaged, or went with the memory of a server; `farwood check` says more, or drop the index and \
+                       create it anew";
 
 #[derive(Debug)]
 pub(crate) struct Health {
@@ -108,7 +110,7 @@ impl Health {
             State::Joined { silent: Some(server), .. } => Some(format!(
                 "memory server {server} does not answer; commands that need it wait, or are refused, until it does"
             )),
-            State::Joined { is_damaged: true, .. } => Some(DAMAGED.trim_start_matches("ERR ").to_owned()),
+            State::Joined { is_damaged: true, .. } => Some(DAMAGED.to_owned()),
             State::Joined { .. } => None,
         }
     }

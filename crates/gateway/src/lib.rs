@@ -9,6 +9,7 @@
 //! | `command` | the commands |
 //! | `resp` | the protocol: requests in, replies out; nothing else in the project knows it |
 //! | [`envelope`] | what is kept with a value: when it expires |
+//! | `fuzz` | what clients send, for fuzzers |
 //! | [`ask`] | asking a gateway how it does |
 //! | [`store`] | where keys and values are: an index by name |
 //! | `budget`, `logins` | what clients may not do: take all memory, guess passwords |
@@ -28,6 +29,8 @@ mod command;
 mod common;
 mod cursors;
 pub mod envelope;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod gateway;
 mod glob;
 mod health;

@@ -8,6 +8,22 @@ use std::ops::Bound;
 /// A key and its value.
 pub type KeyValue = (Vec<u8>, Vec<u8>);
 
+/// How long keys and values may be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// The longest key.
+    pub key_bytes: usize,
+    /// The longest value.
+    pub value_bytes: usize,
+    /// The most bytes that a key and its value may have together.
+    pub pair_bytes: usize,
+}
+
+impl Limits {
+    /// None at all.
+    pub const NONE: Self = Self { key_bytes: usize::MAX, value_bytes: usize::MAX, pair_bytes: usize::MAX };
+}
+
 /// Why an operation has no result.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -133,6 +149,11 @@ impl From<FabricError> for IndexError {
 /// to be reached for several leases, the session condemns itself: its operations fail with [`IndexError::Fenced`], and others recover
 /// it as if it had died. Dropping the future of a read costs nothing.
 pub trait OrderedIndex {
+    /// How long keys and values may be. What is longer is refused with [`IndexError::BadKey`] or [`IndexError::BadValue`].
+    fn limits(&self) -> Limits {
+        Limits::NONE
+    }
+
     /// The value of a key.
     fn get(&self, key: &[u8]) -> impl Future<Output = Result<Option<Vec<u8>>, IndexError>>;
 
@@ -146,6 +167,17 @@ pub trait OrderedIndex {
         expected: Option<&[u8]>,
         new: Option<&[u8]>,
     ) -> impl Future<Output = Result<bool, IndexError>>;
+
+    /// The same of a key that is there, for a change of a few bytes at the end of the value that has to work when no memory is left: an
+    /// engine may keep room for it behind every value, which nothing else uses.
+    fn adjust(
+        &self,
+        key: &[u8],
+        expected: &[u8],
+        new: &[u8],
+    ) -> impl Future<Output = Result<bool, IndexError>> {
+        self.compare_and_swap(key, Some(expected), Some(new))
+    }
 
     /// Sets the value of a key that is absent. Whether it was.
     fn put_if_absent(&self, key: &[u8], value: &[u8]) -> impl Future<Output = Result<bool, IndexError>>;
@@ -184,18 +216,19 @@ pub trait OrderedIndex {
         }
     }
 
-    /// The same, but hands out only the first `head_bytes` of each value, and these unchecked: they may be torn, of two values that the key
+    /// The same, but hands out only the last `end_bytes` of each value, and these unchecked: they may be torn, of two values that the key
     /// had meanwhile. For whoever goes through many pairs to find the few that are to be read: an engine need not read the rest.
-    fn scan_heads(
+    fn scan_ends(
         &self,
         (start, end): (Bound<&[u8]>, Bound<&[u8]>),
         limit: usize,
         reverse: bool,
-        head_bytes: usize,
+        end_bytes: usize,
         each: &mut dyn FnMut(&[u8], &[u8]),
     ) -> impl Future<Output = Result<usize, IndexError>> {
         async move {
-            let mut cut = |key: &[u8], value: &[u8]| each(key, &value[..value.len().min(head_bytes)]);
+            let mut cut =
+                |key: &[u8], value: &[u8]| each(key, &value[value.len() - value.len().min(end_bytes)..]);
             self.scan_with(start, end, limit, reverse, &mut cut).await
         }
     }

@@ -19,7 +19,7 @@
 //! ```
 
 use crate::Pool;
-use crate::api::{IndexError, KeyValue, OrderedIndex};
+use crate::api::{IndexError, KeyValue, Limits, OrderedIndex};
 use crate::engine::{AnyAttached, AnyEngine, AnyIndex, Engine};
 use farwood_fabric::Endpoint;
 use farwood_fabric::control::IndexInfo;
@@ -201,6 +201,10 @@ impl Drop for Handle {
 }
 
 impl OrderedIndex for Handle {
+    fn limits(&self) -> Limits {
+        self.operations.limits()
+    }
+
     async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
         self.operations.get(key).await
     }
@@ -216,6 +220,10 @@ impl OrderedIndex for Handle {
         new: Option<&[u8]>,
     ) -> Result<bool, IndexError> {
         self.operations.compare_and_swap(key, expected, new).await
+    }
+
+    async fn adjust(&self, key: &[u8], expected: &[u8], new: &[u8]) -> Result<bool, IndexError> {
+        self.operations.adjust(key, expected, new).await
     }
 
     async fn put_if_absent(&self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
@@ -251,14 +259,14 @@ impl OrderedIndex for Handle {
         self.operations.scan_with(start, end, limit, reverse, each).await
     }
 
-    async fn scan_heads(
+    async fn scan_ends(
         &self,
         range: (Bound<&[u8]>, Bound<&[u8]>),
         limit: usize,
         reverse: bool,
-        head_bytes: usize,
+        end_bytes: usize,
         each: &mut dyn FnMut(&[u8], &[u8]),
     ) -> Result<usize, IndexError> {
-        self.operations.scan_heads(range, limit, reverse, head_bytes, each).await
+        self.operations.scan_ends(range, limit, reverse, end_bytes, each).await
     }
 }

@@ -22,7 +22,7 @@ pub mod index;
 pub mod pool;
 pub mod shared;
 
-pub use api::{IndexError, KeyValue, OrderedIndex};
+pub use api::{IndexError, KeyValue, Limits, OrderedIndex};
 pub use client::Client;
 pub use engine::{AnyEngine, Engine};
 pub use index::Index;

@@ -225,7 +225,7 @@ impl Opened {
     fn line(&self, key: &[u8], stored: &[u8]) -> Result<Line, String> {
         let opened = envelope::open(stored);
         let (value, expires_at_ms) =
-            if self.has_envelopes() { (&stored[opened.from..], opened.expires_at) } else { (stored, None) };
+            if self.has_envelopes() { (&stored[..opened.bytes], opened.expires_at) } else { (stored, None) };
         let spell = |what: &str, spelling: super::Spelling, bytes: &[u8]| {
             let text = spelling.write(bytes);
             let is_read_back = spelling.read(&text, None).is_ok_and(|read| read == bytes);

@@ -8,6 +8,7 @@
 //! finds nothing to change has looked when it was its turn.
 
 use super::Refused;
+use super::limits::is_behind;
 use crate::envelope::{self, Millis, Opened};
 use crate::shard::Shard;
 use crate::store::Store;
@@ -33,7 +34,7 @@ pub(crate) struct Held {
 
 impl Held {
     pub(crate) fn value(&self) -> &[u8] {
-        &self.stored[self.opened.from..]
+        &self.stored[..self.opened.bytes]
     }
 }
 
@@ -42,16 +43,23 @@ impl Held {
 pub(crate) enum Change {
     /// Nothing.
     Keep,
-    /// This is to be stored; it is sealed.
-    Store(Vec<u8>),
+    /// This is to be stored, sealed; so many bytes of it are the value's.
+    Store(Vec<u8>, usize),
+    /// The value stays; this is to be stored, since it expires at another time, or never. That works in a full pool.
+    Retime(Vec<u8>),
     /// It is to be removed.
     Remove,
 }
 
 impl Change {
+    /// Lets the same value expire at another time.
+    pub(crate) fn retime(held: &Held, expires_at: Option<Millis>) -> Self {
+        Self::Retime(envelope::seal(held.value(), expires_at).into_owned())
+    }
+
     /// Stores a value with the time at which it expires.
     pub(crate) fn value(value: &[u8], expires_at: Option<Millis>) -> Self {
-        Self::Store(envelope::seal(value, expires_at).into_owned())
+        Self::Store(envelope::seal(value, expires_at).into_owned(), value.len())
     }
 }
 
@@ -59,6 +67,9 @@ impl<S: Store> Shard<S> {
     /// The value of a key, unless it has expired.
     #[inline]
     pub(crate) async fn read(&self, key: &[u8]) -> Result<Option<Held>, Refused> {
+        if self.is_too_long(key) {
+            return Ok(None);
+        }
         let handle = self.handle()?;
         let Some(stored) = handle.get(key).await? else { return Ok(None) };
         let opened = envelope::open(&stored);
@@ -94,6 +105,12 @@ impl<S: Store> Shard<S> {
         key: &[u8],
         mut decide: impl FnMut(Option<&Held>) -> Result<(Change, T), Refused>,
     ) -> Result<T, Refused> {
+        if self.is_too_long(key) {
+            return match decide(None)? {
+                (Change::Store(_, bytes), said) => self.check_pair(key, bytes).map(|()| said),
+                (Change::Keep | Change::Remove | Change::Retime(_), said) => Ok(said),
+            };
+        }
         let handle = self.handle()?;
         for attempt in 0..MAX_ATTEMPTS {
             let is_early = !self.company.has_turn();
@@ -111,31 +128,43 @@ impl<S: Store> Shard<S> {
                     !opened.is_some_and(|opened| has_expired && opened.has_expired(self.common.surely_ms()))
                 }
                 Change::Remove => expected.is_none(),
-                Change::Store(_) => false,
+                Change::Store(_, bytes) => {
+                    self.check_pair(key, bytes)?;
+                    false
+                }
+                Change::Retime(_) => {
+                    self.check_pair(key, held.as_ref().map_or(0, |held| held.value().len()))?;
+                    false
+                }
             };
             if is_nothing && is_early {
                 self.company.turn().await;
                 continue;
             }
-            let new = match (&change, expected) {
+            let is_done = match (&change, expected) {
                 _ if is_nothing => return Ok(said),
-                (Change::Keep | Change::Remove, _) => None,
-                (Change::Store(new), _) => Some(new.as_slice()),
+                (Change::Keep | Change::Remove, _) => handle.compare_and_swap(key, expected, None).await?,
+                (Change::Retime(new), Some(expected)) => handle.adjust(key, expected, new).await?,
+                (Change::Store(new, _) | Change::Retime(new), _) => {
+                    handle.compare_and_swap(key, expected, Some(new)).await?
+                }
             };
-            if handle.compare_and_swap(key, expected, new).await? {
+            if is_done {
                 if has_expired {
                     self.stats.expired.add(1);
                 }
-                if let Some(at) = new.and_then(|new| envelope::open(new).expires_at) {
-                    self.deadlines.note(key, at);
+                if let Change::Store(new, _) | Change::Retime(new) = &change {
+                    if let Some(at) = envelope::open(new).expires_at {
+                        self.deadlines.note(key, at);
+                    }
                 }
                 return Ok(said);
             }
             self.wait_for_others(attempt).await;
         }
-        Err(Refused(
-            format!("ERR others changed the key in each of {MAX_ATTEMPTS} attempts; try again later").into(),
-        ))
+        Err(Refused::new(format!(
+            "ERR others changed the key in each of {MAX_ATTEMPTS} attempts; try again later"
+        )))
     }
 
     async fn wait_for_others(&self, attempt: u32) {
@@ -173,7 +202,9 @@ impl<S: Store> Shard<S> {
 
     /// Goes through a range, from one end.
     pub(crate) fn walk(&self, start: Bound<Vec<u8>>, end: Bound<Vec<u8>>, reverse: bool) -> Walk<'_, S> {
-        Walk { shard: self, start, end, reverse, page: FIRST_PAGE, has_begun: false, is_through: false }
+        let (start, end) = (self.lower_end(start), self.upper_end(end));
+        let is_through = is_behind(&start, &end);
+        Walk { shard: self, start, end, reverse, page: FIRST_PAGE, has_begun: false, is_through }
     }
 }
 
@@ -211,19 +242,19 @@ impl<S: Store> Walk<'_, S> {
         self.page(most, None, &mut took).await
     }
 
-    /// The same with the first bytes of each value, enough to tell when it expires. They may be torn.
-    pub(crate) async fn heads(
+    /// The same with the last bytes of each value, enough to tell when it expires. They may be torn.
+    pub(crate) async fn ends(
         &mut self,
         most: usize,
         mut took: impl FnMut(&[u8], &[u8]),
     ) -> Result<bool, Refused> {
-        self.page(most, Some(envelope::HEAD_BYTES), &mut took).await
+        self.page(most, Some(envelope::MOST_BYTES), &mut took).await
     }
 
     async fn page(
         &mut self,
         most: usize,
-        head_bytes: Option<usize>,
+        end_bytes: Option<usize>,
         took: &mut dyn FnMut(&[u8], &[u8]),
     ) -> Result<bool, Refused> {
         if self.is_through {
@@ -246,9 +277,9 @@ impl<S: Store> Walk<'_, S> {
         let count = {
             let (start, end) = (self.start.as_ref().map(Vec::as_slice), self.end.as_ref().map(Vec::as_slice));
             let handle = self.shard.handle()?;
-            match head_bytes {
+            match end_bytes {
                 None => handle.scan_with(start, end, limit, self.reverse, &mut each).await?,
-                Some(bytes) => handle.scan_heads((start, end), limit, self.reverse, bytes, &mut each).await?,
+                Some(bytes) => handle.scan_ends((start, end), limit, self.reverse, bytes, &mut each).await?,
             }
         };
         if count < limit {

@@ -1,12 +1,11 @@
 //! Commands about the connection itself.
 
-use super::{Answer, Command, Refused, SYNTAX, server, unknown};
+use super::{Answer, Command, Refused, SHOWN_BYTES, SYNTAX, server, shown, unknown};
 use crate::clients::{Client, Seat};
 use crate::common::Common;
 use crate::logins::Penalty;
 use crate::number;
 use crate::resp::{Protocol, Reply, Request};
-use std::borrow::Cow;
 use std::sync::atomic::Ordering;
 
 /// One client's side of the conversation.
@@ -87,9 +86,9 @@ impl Talk {
     }
 }
 
-const STRANGER: Refused = Refused(Cow::Borrowed("NOAUTH Authentication required."));
+const STRANGER: Refused = Refused::fixed("NOAUTH Authentication required.");
 const NOT_QUEUED: Refused =
-    Refused(Cow::Borrowed("ERR not carried out: there are no transactions here; say EXEC or DISCARD first"));
+    Refused::fixed("ERR not carried out: there are no transactions here; say EXEC or DISCARD first");
 
 /// Carries out a command that needs no index.
 pub(crate) fn execute(common: &Common, talk: &mut Talk, command: Command, request: &Request) -> Answer {
@@ -182,10 +181,7 @@ fn hello(common: &Common, talk: &mut Talk, request: &Request) -> Answer {
                 name = Some(given);
                 at += 2;
             }
-            _ => {
-                let word = String::from_utf8_lossy(word);
-                return Err(Refused(format!("ERR Syntax error in HELLO option '{word}'").into()));
-            }
+            _ => return Err(Refused::quoting("ERR Syntax error in HELLO option '", word, "'")),
         }
     }
     if let Some((user, password)) = login {
@@ -256,19 +252,14 @@ fn client(common: &Common, talk: &mut Talk, request: &Request) -> Answer {
 fn set_info(talk: &Talk, what: &[u8], value: &[u8]) -> Answer {
     let what = what.to_ascii_lowercase();
     if !is_plain(value) {
-        let what = String::from_utf8_lossy(&what);
-        return Err(Refused(
-            format!("ERR {what} cannot contain spaces, newlines or special characters.").into(),
-        ));
+        let after = " cannot contain spaces, newlines or special characters.";
+        return Err(Refused::quoting("ERR ", &what, after));
     }
     let mut names = talk.client.names();
     match what.as_slice() {
         b"lib-name" => names.library = value.to_vec(),
         b"lib-ver" => names.library_version = value.to_vec(),
-        _ => {
-            let what = String::from_utf8_lossy(&what);
-            return Err(Refused(format!("ERR Unrecognized option '{what}'").into()));
-        }
+        _ => return Err(Refused::quoting("ERR Unrecognized option '", &what, "'")),
     }
     Ok(Reply::Ok)
 }
@@ -287,10 +278,7 @@ fn list(common: &Common, request: &Request) -> Answer {
         (Some(b"type"), 4) => match request[3].to_ascii_lowercase().as_slice() {
             b"normal" => {}
             b"master" | b"replica" | b"slave" | b"pubsub" => clients.clear(),
-            _ => {
-                let kind = String::from_utf8_lossy(&request[3]);
-                return Err(Refused(format!("ERR Unknown client type '{kind}'").into()));
-            }
+            _ => return Err(Refused::quoting("ERR Unknown client type '", &request[3], "'")),
         },
         (Some(b"id"), 4..) => {
             let ids: Option<Vec<i64>> =
@@ -305,7 +293,6 @@ fn list(common: &Common, request: &Request) -> Answer {
 
 /// What Redis says of a command whose second word it does not know.
 pub(super) fn unknown_subcommand(request: &Request) -> Refused {
-    let cut = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(128)]).into_owned();
-    let (name, word) = (cut(&request[0]).to_ascii_uppercase(), cut(&request[1]));
-    Refused(format!("ERR unknown subcommand '{word}'. Try {name} HELP.").into())
+    let (name, word) = (request[0].to_ascii_uppercase(), shown(&request[1], SHOWN_BYTES));
+    Refused([b"ERR unknown subcommand '", word, b"'. Try ", &name, b" HELP."].concat().into())
 }

@@ -69,7 +69,7 @@ impl Expiry {
 }
 
 fn invalid(command: &str) -> Refused {
-    Refused(format!("ERR invalid expire time in '{command}' command").into())
+    Refused::new(format!("ERR invalid expire time in '{command}' command"))
 }
 
 /// The conditions of EXPIRE.
@@ -91,10 +91,7 @@ impl Conditions {
                 b"xx" => conditions.if_some = true,
                 b"gt" => conditions.if_later = true,
                 b"lt" => conditions.if_earlier = true,
-                _ => {
-                    let word = String::from_utf8_lossy(word);
-                    return Err(Refused(format!("ERR Unsupported option {word}").into()));
-                }
+                _ => return Err(Refused::quoting("ERR Unsupported option ", word, "").trimmed()),
             }
         }
         let Self { if_none, if_some, if_later, if_earlier } = conditions;
@@ -136,7 +133,7 @@ pub(super) async fn expire<S: Store>(
                 if at <= now {
                     Change::Remove
                 } else {
-                    Change::value(held.value(), Some(at))
+                    Change::retime(held, Some(at))
                 }
             }
             _ => return Ok((Change::Keep, Reply::Number(0))),
@@ -162,9 +159,7 @@ pub(super) async fn left<S: Store>(
 
 pub(super) async fn persist<S: Store>(shard: &Shard<S>, request: &Request) -> Answer {
     let decide = |held: Option<&Held>| match held {
-        Some(held) if held.opened.expires_at.is_some() => {
-            Ok((Change::value(held.value(), None), Reply::Number(1)))
-        }
+        Some(held) if held.opened.expires_at.is_some() => Ok((Change::retime(held, None), Reply::Number(1))),
         _ => Ok((Change::Keep, Reply::Number(0))),
     };
     shard.change(&request[1], decide).await

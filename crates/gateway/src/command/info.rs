@@ -1,7 +1,7 @@
 //! INFO: how the gateway does, in the sections that tools for Redis read, and one of its own.
 
 use super::keyspace::{COUNTED_KEYS, count};
-use super::server::REDIS_VERSION;
+use super::server::{MEMORY_POLICY, REDIS_VERSION};
 use super::{Answer, COMMANDS};
 use crate::common::{Common, at_most};
 use crate::resp::{Reply, Request};
@@ -103,13 +103,12 @@ fn clients(common: &Common) -> Lines {
 /// `used_memory` is far memory that indexes have; the maximum is all there is.
 fn memory(common: &Common) -> Lines {
     let (servers, cache_bytes) = common.memory.get();
-    let total: u64 = servers.iter().map(|server| server.total_bytes).sum();
     let used: u64 = servers.iter().map(|server| server.total_bytes - server.free_bytes).sum();
     let mut found = lines([
         ("used_memory", used.to_string()),
         ("used_memory_human", format!("{:.2}M", used as f64 / f64::from(1 << 20))),
-        ("maxmemory", total.to_string()),
-        ("maxmemory_policy", "noeviction".to_owned()),
+        ("maxmemory", common.memory.total_bytes().to_string()),
+        ("maxmemory_policy", MEMORY_POLICY.to_owned()),
         ("cache_bytes", cache_bytes.to_string()),
     ]);
     for server in servers {

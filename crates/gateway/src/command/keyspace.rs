@@ -205,11 +205,11 @@ pub(crate) async fn count<S: Store>(shard: &Shard<S>) -> Result<usize, Refused> 
     let mut walk = shard.walk(Bound::Unbounded, Bound::Unbounded, false);
     let (mut count, mut expired) = (0, Vec::new());
     let now = shard.common.pool_ms();
-    let mut took = |key: &[u8], head: &[u8]| {
-        if is_live(head, now) { count += 1 } else { expired.push(key.to_vec()) }
+    let mut took = |key: &[u8], end: &[u8]| {
+        if is_live(end, now) { count += 1 } else { expired.push(key.to_vec()) }
     };
-    while walk.heads(usize::MAX, &mut took).await? {}
-    // Heads may be torn: whether a key has expired is for the whole value to say.
+    while walk.ends(usize::MAX, &mut took).await? {}
+    // What was read may be torn: whether a key has expired is for the whole value to say.
     let work = async |key: &[u8]| Ok(shard.read(key).await?.is_some());
     count += shard.count_keys(expired.iter().map(Vec::as_slice), work).await?;
     // So that the next one need not count them all.

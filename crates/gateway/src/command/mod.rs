@@ -3,6 +3,7 @@
 //! | file | commands |
 //! |---|---|
 //! | `access` | nothing of its own: reading and changing one key as one step, for all the others |
+//! | `limits` | how long keys and values may be |
 //! | `strings` | GET, SET, INCR and the others about one value, or several |
 //! | `expiry` | EXPIRE, TTL and their relatives |
 //! | `keyspace` | SCAN, KEYS, RANDOMKEY, DBSIZE, FLUSHDB, TYPE |
@@ -18,6 +19,7 @@ pub(crate) mod connection;
 mod expiry;
 pub(crate) mod info;
 pub(crate) mod keyspace;
+pub(crate) mod limits;
 mod ordered;
 pub(crate) mod server;
 mod strings;
@@ -36,22 +38,47 @@ use std::borrow::Cow;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Why a command was not carried out, or not known to be.
+/// Why a command was not carried out, or not known to be. Bytes, since Redis repeats what clients sent as it was.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Refused(pub(crate) Cow<'static, str>);
+pub(crate) struct Refused(pub(crate) Cow<'static, [u8]>);
 
 pub(crate) type Answer = Result<Reply, Refused>;
 
-pub(crate) const SYNTAX: Refused = Refused(Cow::Borrowed("ERR syntax error"));
-pub(crate) const NO_NUMBER: Refused = Refused(Cow::Borrowed("ERR value is not an integer or out of range"));
+pub(crate) const SYNTAX: Refused = Refused::fixed("ERR syntax error");
+pub(crate) const NO_NUMBER: Refused = Refused::fixed("ERR value is not an integer or out of range");
 
 impl Refused {
+    pub(crate) const fn fixed(text: &'static str) -> Self {
+        Self(Cow::Borrowed(text.as_bytes()))
+    }
+
+    fn is(&self, text: &str) -> bool {
+        *self.0 == *text.as_bytes()
+    }
+
     pub(crate) fn new(text: impl Into<Cow<'static, str>>) -> Self {
+        Self(match text.into() {
+            Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+            Cow::Owned(text) => Cow::Owned(text.into_bytes()),
+        })
+    }
+
+    /// A text with something of the client's inside. As Redis does, which writes it as a C string, it is cut at the first zero byte.
+    pub(crate) fn quoting(before: &str, said: &[u8], after: &str) -> Self {
+        Self([before.as_bytes(), until_zero(said), after.as_bytes()].concat().into())
+    }
+
+    /// The same, without the line ends at the text's end: Redis trims most of its texts.
+    pub(crate) fn trimmed(self) -> Self {
+        let is_line_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
+        let length = self.0.iter().rposition(|byte| !is_line_end(byte)).map_or(0, |last| last + 1);
+        let mut text = self.0.into_owned();
+        text.truncate(length);
         Self(text.into())
     }
 
     pub(crate) fn arity(name: &str) -> Self {
-        Self(format!("ERR wrong number of arguments for '{name}' command").into())
+        Self::new(format!("ERR wrong number of arguments for '{name}' command"))
     }
 }
 
@@ -64,17 +91,14 @@ const UNKNOWN: &str = "ERR the command may or may not have happened; read before
 const DROPPED: &str = "LOADING the index was dropped; the gateway serves it again when it is created anew";
 const BUSY: &str =
     "ERR others held what the command needs for too long; it was not carried out, try again later";
-pub(crate) const DAMAGED: &str = "ERR a part of the index is damaged, or went with the memory of a server; `farwood check` says more, or drop the \
-                       index and create it anew";
+const DAMAGED: &str =
+    "ERR a part of the index is damaged, or went with the memory of a server; the gateway's log says more";
 const FAILED: &str = "ERR the command failed; the gateway's log says why";
 const OUT_OF_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
 
 impl From<IndexError> for Refused {
     fn from(error: IndexError) -> Self {
         Self::new(match &error {
-            IndexError::BadKey { .. } | IndexError::BadValue { .. } => {
-                return Self(format!("ERR {error}").into());
-            }
             IndexError::PoolFull(_) => OUT_OF_MEMORY,
             IndexError::Unknown | IndexError::Fenced => UNKNOWN,
             IndexError::Dropped => DROPPED,
@@ -115,10 +139,13 @@ impl Refused {
             Keys::Pairs => arguments > 3,
             Keys::Whole => true,
         };
-        match &*self.0 {
-            UNKNOWN if !spec.writes => Self::new(AWAY),
-            AWAY | DROPPED if spec.writes && has_several => Self::new(PARTLY),
-            _ => self,
+        let is = |text: &str| *self.0 == *text.as_bytes();
+        if is(UNKNOWN) && !spec.writes {
+            Self::fixed(AWAY)
+        } else if (is(AWAY) || is(DROPPED)) && spec.writes && has_several {
+            Self::fixed(PARTLY)
+        } else {
+            self
         }
     }
 }
@@ -129,21 +156,35 @@ impl From<Refused> for Reply {
     }
 }
 
+/// Longer names and arguments are cut in error texts.
+const SHOWN_BYTES: usize = 128;
+
+/// What a C string of these bytes is.
+fn until_zero(bytes: &[u8]) -> &[u8] {
+    let end = bytes.iter().position(|byte| *byte == 0);
+    &bytes[..end.unwrap_or(bytes.len())]
+}
+
+/// The beginning of what a client said, as error texts show it.
+fn shown(bytes: &[u8], most: usize) -> &[u8] {
+    until_zero(&bytes[..bytes.len().min(most)])
+}
+
 /// A command's name is not known.
 pub(crate) fn unknown(request: &Request) -> Refused {
-    const SHOWN_BYTES: usize = 128;
-    let cut =
-        |bytes: &[u8], most: usize| String::from_utf8_lossy(&bytes[..bytes.len().min(most)]).into_owned();
-    let mut arguments = String::new();
+    let mut arguments = Vec::new();
     for argument in request.from(1) {
         if arguments.len() >= SHOWN_BYTES {
             break;
         }
-        let shown = cut(argument, SHOWN_BYTES - arguments.len());
-        arguments.extend(["'", &shown, "' "]);
+        let shown = shown(argument, SHOWN_BYTES - arguments.len());
+        for part in [b"'", shown, b"' "] {
+            arguments.extend_from_slice(part);
+        }
     }
-    let name = cut(&request[0], SHOWN_BYTES);
-    Refused(format!("ERR unknown command '{name}', with args beginning with: {arguments}").into())
+    let name = shown(&request[0], SHOWN_BYTES);
+    let parts = [b"ERR unknown command '", name, b"', with args beginning with: ", &arguments];
+    Refused(parts.concat().into())
 }
 
 /// Carries out a command that needs the index.
@@ -156,11 +197,11 @@ pub(crate) async fn execute<S: Store>(shard: Rc<Shard<S>>, spec: &'static Spec, 
         Command::Set if request.len() == 3 => strings::set_plainly(shard, request).await,
         _ => Box::pin(execute_other(shard, spec, request)).await,
     };
-    if matches!(&answer, Err(refused) if refused.0 == OUT_OF_MEMORY && spec.may_repeat()) {
+    if matches!(&answer, Err(refused) if refused.is(OUT_OF_MEMORY) && spec.may_repeat()) {
         answer = Box::pin(execute_with_room(shard, spec, request, answer)).await;
     }
     answer.unwrap_or_else(|refused| {
-        if refused.0 == DAMAGED {
+        if refused.is(DAMAGED) {
             shard.common.health.damaged();
         }
         refused.of(spec, request.len()).into()
@@ -175,7 +216,7 @@ pub(crate) async fn execute_absent<S: Store>(
 ) -> Reply {
     match spec.command {
         Command::Info => info::info(&shard, &request).await.unwrap_or_else(Reply::from),
-        _ => Reply::error(shard.common.health.refusal()),
+        _ => Reply::error(shard.common.health.refusal().as_bytes()),
     }
 }
 
@@ -187,7 +228,7 @@ async fn execute_with_room<S: Store>(
     mut answer: Answer,
 ) -> Answer {
     let end = shard.common.now() + PATIENCE_NS;
-    while matches!(&answer, Err(refused) if refused.0 == OUT_OF_MEMORY) && shard.make_room(end).await {
+    while matches!(&answer, Err(refused) if refused.is(OUT_OF_MEMORY)) && shard.make_room(end).await {
         answer = execute_other(shard, spec, request).await;
     }
     answer
@@ -251,12 +292,13 @@ async fn execute_other<S: Store>(shard: &Shard<S>, spec: &'static Spec, request:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farwood_fabric::control::ControlError;
     use farwood_fabric::{ServerId, SessionId};
 
     fn answer(error: IndexError, words: &[&str]) -> String {
         let finder = Finder::new();
         let (spec, _) = finder.find(words[0].as_bytes()).expect("a command");
-        Refused::from(error).of(spec, words.len()).0.into_owned()
+        String::from_utf8(Refused::from(error).of(spec, words.len()).0.into_owned()).expect("text")
     }
 
     /// Who is told `LOADING` may repeat the command without a thought.
@@ -292,10 +334,39 @@ mod tests {
             FabricError::Call(CallError::Unknown),
             FabricError::NoExecutor,
         ];
-        let corrupt = IndexError::Corrupt { what: "there is no N16 at m1:main+0x601800".to_owned() };
-        for error in fabric.map(IndexError::from).into_iter().chain([corrupt, IndexError::Closed]) {
+        let control = [
+            ControlError::PoolFull { server, wanted: 1, flush_helps: true },
+            ControlError::SessionFenced { session },
+            ControlError::BadRequest { why: "no object of 99 bytes fits a chunk".to_owned() },
+        ];
+        let refused = control.map(|error| IndexError::from(FabricError::Call(CallError::Control(error))));
+        let why = || "session s2 at m1, as `farwood check` says".to_owned();
+        let index = [
+            IndexError::Corrupt { what: "there is no N16 at m1:main+0x601800".to_owned() },
+            IndexError::BadKey { why: why() },
+            IndexError::BadValue { why: why() },
+            IndexError::BadConfig { why: why() },
+            IndexError::Unrecovered { sessions: vec![session], what: why() },
+            IndexError::Contended { what: "room for an intent", attempts: 9 },
+            IndexError::Unknown,
+            IndexError::Fenced,
+            IndexError::Dropped,
+            IndexError::Closed,
+        ];
+        for error in fabric.map(IndexError::from).into_iter().chain(refused).chain(index) {
             let told = answer(error.clone(), &["set", "a", "1"]);
-            for internal in ["reconnect", "session", "m1", "executor", "10.0.0.1", "call"] {
+            for internal in [
+                "reconnect",
+                "session",
+                "m1",
+                "s2",
+                "executor",
+                "10.0.0.1",
+                "call",
+                "farwood",
+                "chunk",
+                "intent",
+            ] {
                 assert!(!told.contains(internal), "{error:?}: {told}");
             }
         }

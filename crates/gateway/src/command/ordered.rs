@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Ends are written as for ZRANGEBYLEX: `[key` with the key, `(key` without it, `-` before all keys, `+` behind all. With REV the upper
-//! end comes first, as in ZRANGE.
+//! end comes first, as in ZRANGE. They may be longer than any key.
 
 use super::keyspace::is_live;
 use super::{Answer, NO_NUMBER, Refused, SYNTAX};
@@ -84,25 +84,12 @@ impl Wanted {
             std::mem::swap(&mut low, &mut high);
         }
         let is_empty = low == End::BehindAll || high == End::BeforeAll;
-        let (start, end) = (low.bound(), high.bound());
-        let is_empty = is_empty || is_behind(&start, &end);
-        Ok(Self { start, end, is_empty, reverse, limit })
+        Ok(Self { start: low.bound(), end: high.bound(), is_empty, reverse, limit })
     }
 
     fn walk<S: Store>(self, shard: &Shard<S>) -> Option<(super::access::Walk<'_, S>, usize)> {
         let is_nothing = self.is_empty || self.limit == 0;
         (!is_nothing).then(|| (shard.walk(self.start, self.end, self.reverse), self.limit))
-    }
-}
-
-/// Whether no key can be between the bounds.
-fn is_behind(start: &Bound<Vec<u8>>, end: &Bound<Vec<u8>>) -> bool {
-    match (start, end) {
-        (Bound::Included(start), Bound::Included(end)) => start > end,
-        (Bound::Included(start) | Bound::Excluded(start), Bound::Included(end) | Bound::Excluded(end)) => {
-            start >= end
-        }
-        _ => false,
     }
 }
 
@@ -122,7 +109,7 @@ pub(super) async fn range<S: Store>(shard: &Shard<S>, request: &Request, with_va
                 }
                 found.push(key);
                 if with_values {
-                    found.push(&stored[opened.from..]);
+                    found.push(&stored[..opened.bytes]);
                 }
                 left -= 1;
             };

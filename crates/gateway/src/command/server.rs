@@ -9,6 +9,9 @@ use crate::resp::{Reply, Request};
 /// The version of Redis whose commands and replies these are.
 pub(crate) const REDIS_VERSION: &str = "7.0.15";
 
+/// What becomes of keys when far memory is full.
+pub(super) const MEMORY_POLICY: &str = "noeviction";
+
 /// CONFIG GET: what clients ask for, and what can be set.
 pub(super) fn config(common: &Common, request: &Request) -> Answer {
     match (request[1].to_ascii_lowercase().as_slice(), request.len()) {
@@ -22,9 +25,9 @@ pub(super) fn config(common: &Common, request: &Request) -> Answer {
         ("bind", options.listen.ip().to_string()),
         ("databases", "1".to_owned()),
         ("maxclients", options.max_clients.to_string()),
-        ("maxmemory", "0".to_owned()),
+        ("maxmemory", common.memory.total_bytes().to_string()),
         ("maxmemory-clients", options.client_memory_bytes.to_string()),
-        ("maxmemory-policy", "noeviction".to_owned()),
+        ("maxmemory-policy", MEMORY_POLICY.to_owned()),
         ("port", options.listen.port().to_string()),
         ("proto-max-bulk-len", options.max_request_bytes.to_string()),
         ("save", String::new()),

@@ -12,7 +12,10 @@ use farwood_index::OrderedIndex;
 
 /// What a key held, as a reply.
 fn found(held: Option<Held>) -> Reply {
-    held.map_or(Reply::Nil, |held| Reply::Bytes(held.stored, held.opened.from))
+    held.map_or(Reply::Nil, |Held { mut stored, opened }| {
+        stored.truncate(opened.bytes);
+        Reply::Bytes(stored)
+    })
 }
 
 fn copied(held: Option<&Held>) -> Reply {
@@ -42,6 +45,7 @@ async fn put<S: Store>(
     value: &[u8],
     expires_at: Option<Millis>,
 ) -> Result<(), Refused> {
+    shard.check_pair(key, value.len())?;
     let handle = shard.handle()?;
     handle.put(key, &envelope::seal(value, expires_at)).await?;
     if let Some(at) = expires_at {
@@ -106,6 +110,7 @@ pub(super) async fn set<S: Store>(shard: &Shard<S>, request: &Request) -> Answer
 
 pub(super) async fn set_nx<S: Store>(shard: &Shard<S>, request: &Request) -> Answer {
     let (key, value) = (&request[1], &request[2]);
+    shard.check_pair(key, value.len())?;
     {
         let handle = shard.handle()?;
         if handle.put_if_absent(key, &envelope::seal(value, None)).await? {
@@ -155,11 +160,11 @@ pub(super) async fn get_ex<S: Store>(shard: &Shard<S>, request: &Request) -> Ans
     let now = shard.common.pool_ms();
     let decide = |held: Option<&Held>| {
         // As in Redis, a time that is none does not matter if there is no such key.
-        let Some(value) = held.map(Held::value) else { return Ok((Change::Keep, Reply::Nil)) };
+        let Some(held) = held else { return Ok((Change::Keep, Reply::Nil)) };
         let expires_at = expiry.at("getex", now)?;
         let is_over = expires_at.is_some_and(|at| at <= now);
-        let change = if is_over { Change::Remove } else { Change::value(value, expires_at) };
-        Ok((change, copied(held)))
+        let change = if is_over { Change::Remove } else { Change::retime(held, expires_at) };
+        Ok((change, copied(Some(held))))
     };
     shard.change(&request[1], decide).await
 }
@@ -178,13 +183,16 @@ pub(super) async fn mget<S: Store>(shard: &Shard<S>, request: &Request) -> Answe
     Ok(Reply::Array(replies))
 }
 
-/// Each key by itself: whoever looks meanwhile sees some of them set.
+/// Each key by itself: whoever looks meanwhile sees some of them set. If one of them cannot be, because it or its value is too long, none is.
 pub(super) async fn mset<S: Store>(shard: &Shard<S>, request: &Request) -> Answer {
     if request.len() % 2 == 0 {
         return Err(Refused::arity("mset"));
     }
     // A key that comes twice holds what comes last, so those are not set together.
     let pairs = (1..request.len()).step_by(2).map(|at| (&request[at], &request[at + 1]));
+    for (key, value) in pairs.clone() {
+        shard.check_pair(key, value.len())?;
+    }
     let last: std::collections::BTreeMap<&[u8], &[u8]> = pairs.collect();
     let work = async |key: &[u8]| match last.get(key) {
         Some(value) => put(shard, key, value, None).await,

@@ -6,7 +6,6 @@
 
 use super::{Request, Span, Spans};
 use crate::number;
-use std::fmt;
 use std::rc::Rc;
 
 /// Longer than this no line is: a length, or a whole command typed by hand.
@@ -41,28 +40,29 @@ pub(crate) enum ProtocolError {
     TooBigRequest(usize),
 }
 
-impl fmt::Display for ProtocolError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Protocol error: ")?;
-        match self {
-            Self::TooBigInline => f.write_str("too big inline request"),
-            Self::TooBigCount => f.write_str("too big mbulk count string"),
-            Self::InvalidCount => f.write_str("invalid multibulk length"),
-            Self::StrangerCount => f.write_str("unauthenticated multibulk length"),
-            Self::ExpectedBulk(got) => write!(f, "expected '$', got '{}'", printable(*got)),
-            Self::TooBigBulkLength => f.write_str("too big bulk count string"),
-            Self::InvalidBulkLength => f.write_str("invalid bulk length"),
-            Self::StrangerBulk => f.write_str("unauthenticated bulk length"),
-            Self::UnbalancedQuotes => f.write_str("unbalanced quotes in request"),
-            Self::TooBigRequest(limit) => {
-                write!(f, "the request is larger than the {limit} bytes of --max-request")
+impl ProtocolError {
+    /// What the client is told.
+    pub(crate) fn text(&self) -> Vec<u8> {
+        let what = match self {
+            Self::TooBigInline => "too big inline request",
+            Self::TooBigCount => "too big mbulk count string",
+            Self::InvalidCount => "invalid multibulk length",
+            Self::StrangerCount => "unauthenticated multibulk length",
+            // The byte as it came, as Redis does it.
+            Self::ExpectedBulk(got) => {
+                return [&b"ERR Protocol error: expected '$', got '"[..], &[*got], b"'"].concat();
             }
-        }
+            Self::TooBigBulkLength => "too big bulk count string",
+            Self::InvalidBulkLength => "invalid bulk length",
+            Self::StrangerBulk => "unauthenticated bulk length",
+            Self::UnbalancedQuotes => "unbalanced quotes in request",
+            Self::TooBigRequest(limit) => {
+                let why = format!("the request is larger than the {limit} bytes of --max-request");
+                return format!("ERR Protocol error: {why}").into_bytes();
+            }
+        };
+        format!("ERR Protocol error: {what}").into_bytes()
     }
-}
-
-fn printable(byte: u8) -> char {
-    if byte.is_ascii_graphic() || byte == b' ' { char::from(byte) } else { '?' }
 }
 
 /// What has been read of a request that is not whole yet. Places count from the request's first byte, so that the input may be
@@ -420,21 +420,23 @@ mod tests {
 
     #[test]
     fn what_is_no_request_is_named_as_redis_names_it() {
-        let text = |bytes: &[u8], limits| feed(&[bytes], limits).1.map(|error| error.to_string());
+        let text = |bytes: &[u8], limits| {
+            feed(&[bytes], limits).1.map(|error| String::from_utf8(error.text()).expect("text"))
+        };
         let long = |first: u8| [vec![first], vec![b'1'; MAX_LINE_BYTES + 1]].concat();
         for (bytes, expected) in [
-            (b"*x\r\n".to_vec(), "Protocol error: invalid multibulk length"),
-            (b"*1048577\r\n".to_vec(), "Protocol error: invalid multibulk length"),
-            (b"*1\r\n:1\r\n".to_vec(), "Protocol error: expected '$', got ':'"),
-            (b"*1\r\n$-1\r\n".to_vec(), "Protocol error: invalid bulk length"),
-            (b"*1\r\n$4294967296\r\n".to_vec(), "Protocol error: invalid bulk length"),
-            (b"*1\r\n$x\r\n".to_vec(), "Protocol error: invalid bulk length"),
-            (long(b'*'), "Protocol error: too big mbulk count string"),
-            (long(b'x'), "Protocol error: too big inline request"),
-            ([b"*1\r\n".to_vec(), long(b'$')].concat(), "Protocol error: too big bulk count string"),
+            (b"*x\r\n".to_vec(), "ERR Protocol error: invalid multibulk length"),
+            (b"*1048577\r\n".to_vec(), "ERR Protocol error: invalid multibulk length"),
+            (b"*1\r\n:1\r\n".to_vec(), "ERR Protocol error: expected '$', got ':'"),
+            (b"*1\r\n$-1\r\n".to_vec(), "ERR Protocol error: invalid bulk length"),
+            (b"*1\r\n$4294967296\r\n".to_vec(), "ERR Protocol error: invalid bulk length"),
+            (b"*1\r\n$x\r\n".to_vec(), "ERR Protocol error: invalid bulk length"),
+            (long(b'*'), "ERR Protocol error: too big mbulk count string"),
+            (long(b'x'), "ERR Protocol error: too big inline request"),
+            ([b"*1\r\n".to_vec(), long(b'$')].concat(), "ERR Protocol error: too big bulk count string"),
             (
                 b"*1\r\n$1048576\r\n".to_vec(),
-                "Protocol error: the request is larger than the 1048576 bytes of --max-request",
+                "ERR Protocol error: the request is larger than the 1048576 bytes of --max-request",
             ),
         ] {
             assert_eq!(text(&bytes, FREE).as_deref(), Some(expected));
@@ -442,11 +444,11 @@ mod tests {
         let stranger = Limits { is_stranger: true, ..FREE };
         assert_eq!(
             text(b"*11\r\n", stranger),
-            Some("Protocol error: unauthenticated multibulk length".into())
+            Some("ERR Protocol error: unauthenticated multibulk length".into())
         );
         assert_eq!(
             text(b"*1\r\n$16385\r\n", stranger),
-            Some("Protocol error: unauthenticated bulk length".into())
+            Some("ERR Protocol error: unauthenticated bulk length".into())
         );
         assert_eq!(text(b"*0\r\n*-1\r\n", FREE), None);
     }

@@ -20,14 +20,14 @@ pub(crate) enum Reply {
     Ok,
     /// A word.
     Word(&'static str),
-    /// What went wrong; its first word is a code.
-    Error(Cow<'static, str>),
+    /// What went wrong; its first word is a code. Bytes that clients sent are in it as they were.
+    Error(Cow<'static, [u8]>),
     /// A number.
     Number(i64),
     /// Nothing.
     Nil,
-    /// Bytes, from some place on: what is in front of them is the envelope of a value.
-    Bytes(Vec<u8>, usize),
+    /// Bytes.
+    Bytes(Vec<u8>),
     /// Text for people.
     Text(String),
     /// Several.
@@ -41,12 +41,12 @@ pub(crate) enum Reply {
 }
 
 impl Reply {
-    pub(crate) fn error(text: impl Into<Cow<'static, str>>) -> Self {
+    pub(crate) fn error(text: impl Into<Cow<'static, [u8]>>) -> Self {
         Self::Error(text.into())
     }
 
     pub(crate) fn bytes(bytes: impl Into<Vec<u8>>) -> Self {
-        Self::Bytes(bytes.into(), 0)
+        Self::Bytes(bytes.into())
     }
 
     /// How many.
@@ -71,12 +71,12 @@ impl Reply {
             Self::Error(text) => {
                 out.push(b'-');
                 // A line's end inside would be taken for the reply's.
-                out.extend(text.bytes().map(|byte| if matches!(byte, b'\r' | b'\n') { b' ' } else { byte }));
+                out.extend(text.iter().map(|byte| if matches!(byte, b'\r' | b'\n') { b' ' } else { *byte }));
                 out.extend_from_slice(b"\r\n");
             }
             Self::Number(number) => write_head(out, b':', *number),
             Self::Nil => out.extend_from_slice(if is_third { b"_\r\n" } else { b"$-1\r\n" }),
-            Self::Bytes(bytes, from) => write_bytes(out, &bytes[*from..]),
+            Self::Bytes(bytes) => write_bytes(out, bytes),
             Self::Text(text) if is_third => {
                 write_length(out, b'=', text.len() + 4);
                 out.extend_from_slice(b"txt:");
@@ -206,9 +206,9 @@ mod tests {
         for (reply, second, third) in [
             (Reply::Ok, "+OK\r\n", "+OK\r\n"),
             (Reply::Word("none"), "+none\r\n", "+none\r\n"),
-            (Reply::error("ERR a\r\nb"), "-ERR a  b\r\n", "-ERR a  b\r\n"),
+            (Reply::error(&b"ERR a\r\nb"[..]), "-ERR a  b\r\n", "-ERR a  b\r\n"),
             (Reply::Nil, "$-1\r\n", "_\r\n"),
-            (Reply::Bytes(b"xxabc".to_vec(), 2), "$3\r\nabc\r\n", "$3\r\nabc\r\n"),
+            (Reply::bytes(*b"abc"), "$3\r\nabc\r\n", "$3\r\nabc\r\n"),
             (Reply::Text("hi".into()), "$2\r\nhi\r\n", "=6\r\ntxt:hi\r\n"),
             (Reply::Array(vec![Reply::Nil]), "*1\r\n$-1\r\n", "*1\r\n_\r\n"),
             (map, "*2\r\n$1\r\na\r\n:-1\r\n", "%1\r\n$1\r\na\r\n:-1\r\n"),

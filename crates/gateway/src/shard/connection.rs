@@ -348,7 +348,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
     /// What is not the protocol ends the connection.
     async fn refuse(&mut self, error: &ProtocolError) {
         self.settle(0).await;
-        self.push(Reply::error(format!("ERR {error}")));
+        self.push(Reply::error(error.text()));
         self.talk.is_over = true;
     }
 

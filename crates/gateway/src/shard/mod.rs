@@ -27,7 +27,7 @@ mod sweep;
 pub(crate) use accept::Inbox;
 
 use crate::budget::Charge;
-use crate::command::{Finder, Refused, execute, execute_absent};
+use crate::command::{Finder, Refused, Spec, execute, execute_absent, limits};
 use crate::common::{Common, Stop};
 use crate::resp::Reply;
 use crate::scarcity::Room;
@@ -39,7 +39,7 @@ use deadlines::Deadlines;
 use farwood_fabric::clock::{MILLISECOND, Nanos};
 use farwood_fabric::pipeline::Boxes;
 use farwood_fabric::{Company, Endpoint, Executor, marks};
-use farwood_index::{IndexError, Pool};
+use farwood_index::{IndexError, Limits, OrderedIndex, Pool};
 use output::BLOCK_BYTES;
 use sockets::Sockets;
 use std::cell::{Cell, RefCell};
@@ -72,6 +72,8 @@ pub(crate) struct Shard<S: Store> {
     balance: Balance,
     finder: Finder,
     pub(crate) deadlines: Deadlines,
+    /// How long keys and values may be.
+    pub(crate) limits: Limits,
     handles: RefCell<Vec<S::Handle>>,
     chunks: RefCell<Vec<Rc<Vec<u8>>>>,
     blocks: RefCell<Vec<Vec<u8>>>,
@@ -112,27 +114,9 @@ pub(crate) async fn serve<S: Store>(start: Start, joined: Option<Joined<S>>) -> 
     let system =
         |error: std::io::Error| IndexError::BadConfig { why: format!("no sockets to be had: {error}") };
     let sockets = Sockets::new(&executor).map_err(system)?;
-    let Start { number, common, stop, inboxes, listener } = start;
-    let shard = Rc::new(Shard {
-        company: joined.as_ref().map_or_else(Company::default, |joined| joined.endpoint.company().clone()),
-        joined,
-        executor: executor.clone(),
-        stats: Arc::clone(&common.threads[number]),
-        seconds: Cell::new(common.seconds()),
-        common,
-        stop: Arc::clone(&stop),
-        number,
-        deadlines: Deadlines::new(inboxes.len()),
-        inboxes,
-        balance: Balance::default(),
-        finder: Finder::new(),
-        handles: RefCell::default(),
-        chunks: RefCell::default(),
-        blocks: RefCell::default(),
-        at_work: Cell::new(0),
-        is_cut_off: Cell::new(false),
-        unsampled: Cell::new(0),
-    });
+    let mut start = start;
+    let (listener, stop) = (start.listener.take(), Arc::clone(&start.stop));
+    let shard = Rc::new(Shard::new(&executor, start, joined)?);
     let is_first = listener.is_some();
     if let Some(listener) = listener {
         let listener = sockets.watch(listener).map_err(system)?;
@@ -196,6 +180,47 @@ async fn welcome<S: Store, F: Future<Output = Reply> + 'static>(
 }
 
 impl<S: Store> Shard<S> {
+    /// What the clients of a thread will share.
+    pub(crate) fn new(
+        executor: &Executor,
+        start: Start,
+        joined: Option<Joined<S>>,
+    ) -> Result<Self, IndexError> {
+        let Start { number, common, stop, inboxes, listener: _ } = start;
+        let limits = match &joined {
+            Some(joined) => limits::of_clients(joined.store.handle(&joined.endpoint)?.limits()),
+            None => Limits::NONE,
+        };
+        Ok(Self {
+            company: joined
+                .as_ref()
+                .map_or_else(Company::default, |joined| joined.endpoint.company().clone()),
+            joined,
+            executor: executor.clone(),
+            stats: Arc::clone(&common.threads[number]),
+            seconds: Cell::new(common.seconds()),
+            common,
+            stop,
+            number,
+            deadlines: Deadlines::new(inboxes.len()),
+            inboxes,
+            balance: Balance::default(),
+            finder: Finder::new(),
+            limits,
+            handles: RefCell::default(),
+            chunks: RefCell::default(),
+            blocks: RefCell::default(),
+            at_work: Cell::new(0),
+            is_cut_off: Cell::new(false),
+            unsampled: Cell::new(0),
+        })
+    }
+
+    /// A command by its name, and its place in the table.
+    pub(crate) fn find(&self, name: &[u8]) -> Option<(&'static Spec, usize)> {
+        self.finder.find(name)
+    }
+
     /// Lets every thread see what this one's operations cost up to now.
     pub(crate) fn publish_costs(&self) {
         if let Some(joined) = &self.joined {

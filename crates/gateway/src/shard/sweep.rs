@@ -1,7 +1,7 @@
 //! The sweep: the first thread goes through all keys again and again and removes those that have expired. It finds what nobody else
 //! removes: keys of gateways that are gone, and those whose deadlines were too many to remember (`deadlines`).
 //!
-//! 1. It reads keys and the first bytes of their values, a page at a time, with a rest in between. A page is as long as it takes to be through in
+//! 1. It reads keys and the last bytes of their values, a page at a time, with a rest in between. A page is as long as it takes to be through in
 //!    [`PASS_TICKS`] rests, but no longer than [`LONGEST_PAGE`]; a pass takes at least [`SHORTEST_PASS_NS`]. So it costs little, however
 //!    long values are.
 //! 2. What looks as if it had expired is read whole, and removed if it has, surely, by the pool's time (`Common::surely_ms`).
@@ -87,9 +87,9 @@ async fn sweep_once<S: Store>(shard: &Shard<S>, page: usize) -> Result<Found, Re
     loop {
         let (mut expired, before) = (Vec::new(), looked_at);
         let now = shard.common.surely_ms();
-        let took = |key: &[u8], head: &[u8]| {
+        let took = |key: &[u8], end: &[u8]| {
             looked_at += 1;
-            match envelope::open(head).expires_at {
+            match envelope::open(end).expires_at {
                 Some(at) if at <= now => expired.push(key.to_vec()),
                 Some(at) => {
                     found.first_deadline = Some(found.first_deadline.map_or(at, |first| first.min(at)))
@@ -97,7 +97,7 @@ async fn sweep_once<S: Store>(shard: &Shard<S>, page: usize) -> Result<Found, Re
                 None => {}
             }
         };
-        if shard.stop.is_set() || !walk.heads(page, took).await? {
+        if shard.stop.is_set() || !walk.ends(page, took).await? {
             break;
         }
         let gone = shard.remove_expired(expired.iter().map(Vec::as_slice)).await?;

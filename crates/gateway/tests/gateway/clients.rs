@@ -11,10 +11,20 @@ use std::collections::BTreeSet;
 /// A pool with an empty index.
 fn pool() -> Cluster {
     let cluster = farwood_memory::embedded(2, 512 << 20).expect("a pool");
-    let engine = AnyEngine::named("sphinx", 0, 0).expect("it is there");
-    let client = farwood_index::Client::new(&cluster, 1).expect("a client");
-    client.create("test", &engine).wait().expect("an index");
+    create(&cluster);
     cluster
+}
+
+fn create(cluster: &Cluster) {
+    let engine = AnyEngine::named("sphinx", 0, 0).expect("it is there");
+    let client = farwood_index::Client::new(cluster, 1).expect("a client");
+    client.create("test", &engine).wait().expect("an index");
+}
+
+/// A gateway on an empty index of this pool.
+pub(crate) fn serve_index(cluster: &Cluster) -> Gateway {
+    create(cluster);
+    gateway(cluster)
 }
 
 fn gateway(cluster: &Cluster) -> Gateway {

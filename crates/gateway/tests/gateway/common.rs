@@ -4,7 +4,7 @@ use farwood_fabric::clock::RealClock;
 use farwood_fabric::{Cluster, Endpoint};
 use farwood_gateway::options::Spread;
 use farwood_gateway::{Backing, Gateway, Options, Store};
-use farwood_index::{IndexError, KeyValue, OrderedIndex, Pool};
+use farwood_index::{IndexError, KeyValue, Limits, OrderedIndex, Pool};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -24,11 +24,16 @@ pub(crate) struct Map {
     entries: Arc<Mutex<Entries>>,
     /// More bytes do not fit.
     capacity_bytes: Option<usize>,
+    limits: Option<Limits>,
 }
 
 impl Map {
     pub(crate) fn with_capacity(bytes: usize) -> Self {
         Self { capacity_bytes: Some(bytes), ..Self::default() }
+    }
+
+    pub(crate) fn with_limits(limits: Limits) -> Self {
+        Self { limits: Some(limits), ..Self::default() }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Entries> {
@@ -103,6 +108,17 @@ impl MapHandle {
     }
 }
 
+impl MapHandle {
+    /// An engine refuses what is too long for it.
+    fn check(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
+        let limits = self.limits();
+        let fits = key.len() <= limits.key_bytes
+            && value.len() <= limits.value_bytes
+            && key.len() + value.len() <= limits.pair_bytes;
+        if fits { Ok(()) } else { Err(IndexError::BadValue { why: "it is too long for the map".into() }) }
+    }
+}
+
 fn full() -> IndexError {
     let error = farwood_fabric::control::ControlError::PoolFull {
         server: farwood_fabric::ServerId::COORDINATOR,
@@ -113,12 +129,18 @@ fn full() -> IndexError {
 }
 
 impl OrderedIndex for MapHandle {
+    fn limits(&self) -> Limits {
+        self.map.limits.unwrap_or(Limits::NONE)
+    }
+
     async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
+        assert!(key.len() <= self.limits().key_bytes, "nobody asks for a key that cannot be there");
         self.pause().await;
         Ok(self.map.lock().get(key).cloned())
     }
 
     async fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
+        self.check(key, value)?;
         self.change(key, |_| Some(Some(value.to_vec()))).await.map(drop)
     }
 
@@ -128,6 +150,9 @@ impl OrderedIndex for MapHandle {
         expected: Option<&[u8]>,
         new: Option<&[u8]>,
     ) -> Result<bool, IndexError> {
+        if let Some(new) = new {
+            self.check(key, new)?;
+        }
         let is_so = |held: Option<&Vec<u8>>| held.map(Vec::as_slice) == expected;
         self.change(key, |held| is_so(held).then(|| new.map(<[u8]>::to_vec))).await
     }
@@ -152,6 +177,11 @@ impl OrderedIndex for MapHandle {
         reverse: bool,
     ) -> Result<Vec<KeyValue>, IndexError> {
         self.pause().await;
+        let longest = |end: Bound<&[u8]>| match end {
+            Bound::Included(key) | Bound::Excluded(key) => key.len(),
+            Bound::Unbounded => 0,
+        };
+        assert!(longest(start).max(longest(end)) <= self.limits().key_bytes, "no bound is longer than a key");
         let entries = self.map.lock();
         let pairs = entries.range::<[u8], _>((start, end)).map(|(key, value)| (key.clone(), value.clone()));
         Ok(if reverse { pairs.rev().take(limit).collect() } else { pairs.take(limit).collect() })
@@ -247,14 +277,16 @@ impl Client {
 
     /// A reply, unless the connection has ended.
     pub(crate) fn try_read(&mut self) -> Option<Value> {
-        let mut line = String::new();
-        match self.stream.read_line(&mut line) {
+        let mut line = Vec::new();
+        match self.stream.read_until(b'\n', &mut line) {
             Ok(0) => return None,
             Ok(_) => {}
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
             Err(error) => panic!("no reply: {error}"),
         }
-        let line = line.strip_suffix("\r\n").expect("a line");
+        let line = line.strip_suffix(b"\r\n").expect("a line");
+        // Errors repeat what clients have said, which need not be text.
+        let line = std::str::from_utf8(line).map_or_else(|_| line.escape_ascii().to_string(), str::to_owned);
         let (kind, rest) = line.split_at(1);
         let number = || rest.parse::<i64>().expect("a number");
         Some(match kind {

@@ -3,6 +3,7 @@
 //! Skipped, with a line that says so, where `redis-server` is not installed.
 
 use super::common::{Client, Map, Redis, Value, gateway};
+use farwood_index::Limits;
 use fastrand::Rng;
 
 /// Keys are few, so that commands meet.
@@ -14,6 +15,22 @@ fn word(rng: &mut Rng, words: &[&str]) -> String {
 
 fn key(rng: &mut Rng) -> String {
     word(rng, &KEYS)
+}
+
+/// A key that is looked for: now and then one that is longer than any, and so absent.
+fn sought(rng: &mut Rng) -> String {
+    if rng.u8(..30) == 0 { "k".repeat(LIMITS.key_bytes + rng.usize(1..3)) } else { key(rng) }
+}
+
+/// What an engine takes.
+const LIMITS: Limits = Limits { key_bytes: 4096, ..Limits::NONE };
+
+/// Words that no command knows, with what errors must not repeat as it is.
+const ODD: [&str; 7] = ["QQ", "line\r\nend\n\r\n", "\r\n", "ze\0ro", "'\"`", "%s%n", "é"];
+
+fn odd(rng: &mut Rng) -> String {
+    let word = word(rng, &ODD);
+    if rng.u8(..4) == 0 { word.repeat(rng.usize(1..80)) } else { word }
 }
 
 fn value(rng: &mut Rng) -> String {
@@ -105,7 +122,7 @@ fn command(rng: &mut Rng) -> Vec<String> {
         "SETNX" | "GETSET" | "APPEND" | "INCRBY" | "DECRBY" => command.extend([key(rng), value(rng)]),
         "SETEX" | "PSETEX" => command.extend([key(rng), time(rng), value(rng)]),
         "GETEX" => {
-            command.push(key(rng));
+            command.push(sought(rng));
             match rng.u8(..4) {
                 0 => command.push("PERSIST".into()),
                 1 => command.extend(["EX".into(), time(rng)]),
@@ -114,15 +131,18 @@ fn command(rng: &mut Rng) -> Vec<String> {
             }
         }
         "MGET" | "DEL" | "UNLINK" | "EXISTS" | "TOUCH" => {
-            command.extend((0..rng.usize(1..4)).map(|_| key(rng)));
+            command.extend((0..rng.usize(1..4)).map(|_| sought(rng)));
         }
         "MSET" => {
             command.extend((0..rng.usize(2..7)).map(|n| if n % 2 == 0 { key(rng) } else { value(rng) }));
         }
         "EXPIRE" | "PEXPIRE" | "EXPIREAT" | "PEXPIREAT" => {
-            command.push(key(rng));
+            command.push(sought(rng));
             command.push(if name.ends_with("AT") { whole_time(rng) } else { time(rng) });
-            command.extend((0..rng.usize(..3)).map(|_| word(rng, &["NX", "xx", "GT", "LT", "QQ"])));
+            for _ in 0..rng.usize(..3) {
+                let option = word(rng, &["NX", "xx", "GT", "LT", ""]);
+                command.push(if option.is_empty() { odd(rng) } else { option });
+            }
         }
         "KEYS" => {
             command.push(word(rng, &["*", "key:*", "key:[12]", "?", "[^a]", "é*", "key:\\1", "nothing*"]));
@@ -131,21 +151,28 @@ fn command(rng: &mut Rng) -> Vec<String> {
         "SELECT" => command.push(word(rng, &["0", "1", "x", "-1"])),
         "ECHO" => command.push(value(rng)),
         "CLIENT" => {
-            let subcommand = word(rng, &["GETNAME", "SETNAME", "SETNAME", "nosuch"]);
+            let subcommand = word(rng, &["GETNAME", "SETNAME", "SETNAME", ""]);
+            let subcommand = if subcommand.is_empty() { odd(rng) } else { subcommand };
             if subcommand == "SETNAME" {
                 command.extend([subcommand, word(rng, &["me", "with space", "", "you"])]);
             } else {
                 command.push(subcommand);
             }
         }
-        "nosuch" => command.extend((0..rng.usize(..3)).map(|_| value(rng))),
+        "nosuch" => {
+            if rng.bool() {
+                command[0] = odd(rng);
+            }
+            command.extend((0..rng.usize(..5)).map(|_| if rng.bool() { value(rng) } else { odd(rng) }));
+        }
         "DBSIZE" | "FLUSHDB" => {
             // Rarely: everything would be gone all the time.
             if name == "FLUSHDB" && rng.u8(..6) > 0 {
                 return vec!["DBSIZE".into()];
             }
         }
-        _ => command.push(key(rng)),
+        "INCR" | "DECR" => command.push(key(rng)),
+        _ => command.push(sought(rng)),
     }
     // Now and then one argument too few, or too many.
     match rng.u8(..40) {
@@ -184,7 +211,7 @@ fn are_alike(command: &[String], our: &Value, their: &Value) -> bool {
 #[test]
 fn replies_are_those_of_redis() {
     let Some(redis) = Redis::start() else { return };
-    let map = Map::default();
+    let map = Map::with_limits(LIMITS);
     let gateway = gateway(&map);
     for seed in 0..60 {
         let mut rng = Rng::with_seed(seed);
@@ -239,6 +266,77 @@ fn pipelines_are_answered_as_redis_does() {
     }
 }
 
+/// Errors repeat what clients have said: byte for byte, but for line ends, up to the first zero, and not all of what is long.
+#[test]
+fn errors_repeat_bytes_as_redis_does() {
+    let Some(redis) = Redis::start() else { return };
+    let map = Map::default();
+    let gateway = gateway(&map);
+    let (mut ours, mut theirs) = (Client::to(gateway.address()), Client::to(redis.address));
+    let mut words: Vec<Vec<u8>> = ODD.iter().map(|word| word.as_bytes().to_vec()).collect();
+    words.extend([
+        b"\xff\xfe".to_vec(),
+        b"\xc3".to_vec(),
+        vec![],
+        b"\r".to_vec(),
+        b"x\xf0\x9f\r\n\0y".to_vec(),
+    ]);
+    words.extend([127, 128, 129, 300].map(|length| "é".repeat(length).into_bytes()[1..length].to_vec()));
+    let mut rng = Rng::with_seed(3);
+    words.extend((0..40).map(|_| {
+        let some = [0, b'\r', b'\n', b'\'', b'"', b'a', 0x80, 0xff];
+        (0..rng.usize(..150)).map(|_| some[rng.usize(..some.len())]).collect()
+    }));
+    for client in [&mut ours, &mut theirs] {
+        client.say("SET k v");
+    }
+    let mut count = 0;
+    for (n, word) in words.iter().enumerate() {
+        let (word, next) = (word.as_slice(), words[(n + 1) % words.len()].as_slice());
+        for command in [
+            &[&b"nosuch"[..], word, next, word][..],
+            &[&b"nosuch"[..], &[b'x'; 120], word, next],
+            &[&b"x"[..], word],
+            &[&b"CLIENT"[..], word],
+            &[&b"cLiEnT"[..], word, next],
+            &[&b"CONFIG"[..], word, b"x"],
+            &[&b"COMMAND"[..], word],
+            &[&b"CLIENT"[..], b"LIST", b"TYPE", word],
+            &[&b"CLIENT"[..], b"LIST", b"ID", word],
+            &[&b"CLIENT"[..], b"LIST", word],
+            &[&b"CLIENT"[..], b"SETNAME", word],
+            &[&b"HELLO"[..], word],
+            &[&b"HELLO"[..], b"2", word],
+            &[&b"HELLO"[..], b"2", word, next],
+            &[&b"HELLO"[..], b"2", b"SETNAME", word],
+            &[&b"HELLO"[..], b"4", word],
+            &[&b"AUTH"[..], word],
+            &[&b"SELECT"[..], word],
+            &[&b"EXPIRE"[..], b"k", b"10", word],
+            &[&b"EXPIRE"[..], b"k", word],
+            &[&b"PEXPIREAT"[..], b"k", b"9223372036854775807", b"nx", word],
+            &[&b"pExpire"[..], b"k", b"9223372036854775807"],
+            &[&b"SET"[..], b"k", b"v", word],
+            &[&b"SET"[..], b"k", b"v", b"EX", word],
+            &[&b"SETEX"[..], b"k", b"0", word],
+            &[&b"GETEX"[..], b"k", b"EX", b"-1"],
+            &[&b"GETEX"[..], b"k", word],
+            &[&b"INCRBY"[..], b"k", word],
+            &[&b"SCAN"[..], b"0", word],
+            &[&b"SCAN"[..], b"0", b"COUNT", word],
+            &[&b"get"[..], word, word],
+        ] {
+            let (our, their) = (ours.ask(command), theirs.ask(command));
+            // Whether there are clients of some kind is no question of bytes; a name may be right.
+            let is_error = matches!((&our, &their), (Value::Error(_), _) | (_, Value::Error(_)));
+            let text: Vec<_> = command.iter().map(|word| word.escape_ascii().to_string()).collect();
+            assert!(!is_error || our == their, "{our:?} where Redis says {their:?} to {text:?}");
+            count += usize::from(is_error);
+        }
+    }
+    assert!(count > 25 * words.len(), "{count} errors");
+}
+
 /// What breaks the protocol ends the connection, with the words that Redis has for it.
 #[test]
 fn broken_requests_are_answered_as_redis_does() {
@@ -253,6 +351,11 @@ fn broken_requests_are_answered_as_redis_does() {
         b"*1\r\n$x\r\n",
         b"*1\r\n$99999999999\r\n",
         b"get \"a\r\n",
+        b"*1\r\n\xff1\r\n",
+        b"*1\r\n\r\n",
+        b"*1\r\n'1\r\n",
+        b"*2\r\n$4\r\nECHO\r\n\n\r\n",
+        b"\xff\x80 \"a\\r\\nb\"\r\nQUIT\r\n",
         b"*2\r\n$4\r\nECHO\r\n$2\r\nhi\r\n*1\r\nx\r\n",
         b"PING\r\n*-1\r\n*0\r\n\r\nECHO \"a b\"\r\nQUIT\r\n",
     ] {

@@ -5,5 +5,8 @@
 mod clients;
 mod common;
 mod differential;
+mod full;
+mod fuzz;
 mod hostile;
 mod limits;
+mod sizes;

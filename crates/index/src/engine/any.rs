@@ -4,7 +4,7 @@ use super::Engine;
 use super::sherman::{self, LocksAlone, Sherman};
 use super::sphinx::{self, Sphinx};
 use crate::Pool;
-use crate::api::{IndexError, KeyValue, OrderedIndex};
+use crate::api::{IndexError, KeyValue, Limits, OrderedIndex};
 use crate::pool::Mistakes;
 use crate::pool::recovery::{LocalFuture, Recoverer};
 use crate::shared::heap::Class;
@@ -221,6 +221,13 @@ impl Engine for AnyEngine {
 }
 
 impl OrderedIndex for AnyIndex {
+    fn limits(&self) -> Limits {
+        match self {
+            Self::Sherman(index) => index.limits(),
+            Self::Sphinx(index) => index.limits(),
+        }
+    }
+
     async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
         match self {
             Self::Sherman(index) => index.get(key).await,
@@ -244,6 +251,13 @@ impl OrderedIndex for AnyIndex {
         match self {
             Self::Sherman(index) => index.compare_and_swap(key, expected, new).await,
             Self::Sphinx(index) => index.compare_and_swap(key, expected, new).await,
+        }
+    }
+
+    async fn adjust(&self, key: &[u8], expected: &[u8], new: &[u8]) -> Result<bool, IndexError> {
+        match self {
+            Self::Sherman(index) => index.adjust(key, expected, new).await,
+            Self::Sphinx(index) => index.adjust(key, expected, new).await,
         }
     }
 
@@ -295,17 +309,17 @@ impl OrderedIndex for AnyIndex {
         }
     }
 
-    async fn scan_heads(
+    async fn scan_ends(
         &self,
         range: (Bound<&[u8]>, Bound<&[u8]>),
         limit: usize,
         reverse: bool,
-        head_bytes: usize,
+        end_bytes: usize,
         each: &mut dyn FnMut(&[u8], &[u8]),
     ) -> Result<usize, IndexError> {
         match self {
-            Self::Sherman(index) => index.scan_heads(range, limit, reverse, head_bytes, each).await,
-            Self::Sphinx(index) => index.scan_heads(range, limit, reverse, head_bytes, each).await,
+            Self::Sherman(index) => index.scan_ends(range, limit, reverse, end_bytes, each).await,
+            Self::Sphinx(index) => index.scan_ends(range, limit, reverse, end_bytes, each).await,
         }
     }
 }

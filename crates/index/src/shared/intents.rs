@@ -23,7 +23,6 @@ use farwood_fabric::control::{INTENT_BYTES, RETIRE_SLOTS};
 use farwood_fabric::session::Estate;
 use farwood_fabric::{FabricError, GlobalAddr, Op, ServerId, Session, marks};
 use smallvec::SmallVec;
-use std::iter;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -167,12 +166,22 @@ impl Redo {
 
     /// How many bytes an intent of one WRITE of so many bytes under one lock takes.
     pub fn encoded_bytes_of_one(bytes: usize) -> usize {
-        HEADER + LOCK + encoded_write_bytes(bytes)
+        Self::encoded_bytes_of([bytes])
     }
 
-    /// The bytes of an intent of one WRITE, under one lock, for this place.
-    pub fn encode_one(lock: HeldWord, (addr, bytes): (GlobalAddr, &[u8]), at: GlobalAddr) -> Vec<u8> {
-        encode(&[lock], Self::encoded_bytes_of_one(bytes.len()), iter::once((addr, bytes)), at)
+    /// The same of several WRITEs.
+    pub fn encoded_bytes_of(bytes: impl IntoIterator<Item = usize>) -> usize {
+        HEADER + LOCK + bytes.into_iter().map(encoded_write_bytes).sum::<usize>()
+    }
+
+    /// The bytes of an intent of some WRITEs, under one lock, for this place.
+    pub fn encode_under<'a>(
+        lock: HeldWord,
+        writes: impl ExactSizeIterator<Item = (GlobalAddr, &'a [u8])> + Clone,
+        at: GlobalAddr,
+    ) -> Vec<u8> {
+        let bytes = Self::encoded_bytes_of(writes.clone().map(|(_, bytes)| bytes.len()));
+        encode(&[lock], bytes, writes, at)
     }
 
     /// The intent at the start of `bytes`, if there is a whole one.
@@ -316,10 +325,12 @@ mod tests {
             assert_eq!(Redo::decode(&bytes[..at], here), None);
         }
         assert_eq!(Redo::decode(&[0; 4096], here), None);
-        let (addr, data) = redo().writes.remove(1);
         let lock = redo().locks[0];
-        let one = Redo { locks: smallvec![lock], writes: vec![(addr, data.clone())] };
-        assert_eq!(Redo::encode_one(lock, (addr, &data), here), one.encode(here));
-        assert_eq!(Redo::encoded_bytes_of_one(data.len()), one.encoded_bytes());
+        for count in 1..=3 {
+            let some = Redo { locks: smallvec![lock], writes: redo().writes[..count].to_vec() };
+            let writes = some.writes.iter().map(|(addr, bytes)| (*addr, bytes.as_slice()));
+            assert_eq!(Redo::encode_under(lock, writes, here), some.encode(here));
+        }
+        assert_eq!(Redo::encoded_bytes_of_one(90), HEADER + LOCK + 16 + 96);
     }
 }

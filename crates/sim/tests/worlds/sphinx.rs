@@ -63,6 +63,7 @@ fn many_operations_without_faults_leak_nothing_and_leave_nothing_unknown() {
         ("path_compressed", 1),
         ("node_removed", 1),
         ("leaf_replaced", 1),
+        ("leaf_updated_in_parts", 1),
         ("slot_changed", 1),
         ("dead_node_met", 1),
         ("frozen_leaf_met", 1),

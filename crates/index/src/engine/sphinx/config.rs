@@ -4,6 +4,7 @@
 //! Whether there is an inner node hash table belongs to the index: all who write must keep it. The rest belongs to each compute server.
 
 use super::table;
+use super::write::MAX_IN_PLACE_BYTES;
 use crate::api::IndexError;
 use crate::pool::RecoveryMistakes;
 
@@ -104,6 +105,8 @@ pub struct Config {
     pub filter_bytes: u64,
     /// Groups of buckets in a subtable of a hash table, each with 24 slots.
     pub table_groups: u32,
+    /// Leaves of up to so many bytes are written whole when they are updated in place; of larger ones, only what changes.
+    pub whole_leaf_bytes: usize,
     /// Techniques.
     pub switches: Switches,
     /// Mistakes.
@@ -115,6 +118,7 @@ impl Default for Config {
         Self {
             filter_bytes: 16 << 20,
             table_groups: table::Config::default().groups,
+            whole_leaf_bytes: MAX_IN_PLACE_BYTES,
             switches: Switches::SPHINX,
             sabotage: Sabotage::default(),
         }
@@ -127,10 +131,16 @@ impl Config {
         Self { switches: Switches::ART, ..Self::default() }
     }
 
-    /// A filter of few buckets and subtables of few entries: for trials.
+    /// A filter of few buckets, subtables of few entries, most leaves written in parts: for trials.
     pub fn tiny() -> Self {
         let switches = Switches { always_by_hash: true, ..Switches::SPHINX };
-        Self { filter_bytes: MIN_FILTER_BYTES, table_groups: 2, switches, ..Self::default() }
+        Self {
+            filter_bytes: MIN_FILTER_BYTES,
+            table_groups: 2,
+            whole_leaf_bytes: 64,
+            switches,
+            ..Self::default()
+        }
     }
 
     /// Refuses what does not work.

@@ -25,8 +25,11 @@ use farwood_fabric::addr::{PACKED_ALIGN, PackedAddr};
 
 /// The longest key.
 pub(super) const MAX_KEY_BYTES: usize = 4096;
-/// The longest value.
-pub(super) const MAX_VALUE_BYTES: usize = 1 << 20;
+/// A leaf has room for at least so many bytes more than its value has, which only `adjust` uses: those who keep a little with their values,
+/// as the gateway does when a value expires, can add it and take it away in a full pool too.
+pub(super) const SPARE_BYTES: usize = 10;
+/// The longest value: 1 MiB, and what is kept with it.
+pub(super) const MAX_VALUE_BYTES: usize = (1 << 20) + SPARE_BYTES;
 
 pub(super) const NODE_HEAD_AT: usize = 0;
 pub(super) const NODE_HASH_AT: usize = 8;
@@ -41,7 +44,8 @@ const _: () = assert!(NODE_HEAD_AT + 8 == NODE_HASH_AT && NODE_HASH_AT + 8 == NO
 const _: () = assert!(NODE_END_AT + 8 == NODE_SLOTS_AT && LEAF_HEAD_AT + 8 == LEAF_CHECKSUM_AT);
 const _: () = assert!(LEAF_CHECKSUM_AT + 8 == LEAF_KEY_AT && NODE_SLOTS_AT + 5 * 8 == LINE);
 const _: () = assert!(MAX_KEY_BYTES < 1 << 13 && MAX_VALUE_BYTES < 1 << 21 && MAX_KEY_BYTES < 1 << 16);
-const _: () = assert!(LeafClass::LARGEST.bytes() >= LEAF_KEY_AT + MAX_KEY_BYTES + MAX_VALUE_BYTES);
+const _: () =
+    assert!(LeafClass::LARGEST.bytes() >= LEAF_KEY_AT + MAX_KEY_BYTES + MAX_VALUE_BYTES + SPARE_BYTES);
 const _: () = assert!(LEAF_KINDS_FROM as usize + (LeafClass::COUNT as usize) < 64);
 
 /// How large an inner node is.
@@ -117,10 +121,22 @@ impl LeafClass {
         quarter * (5 + above % 4)
     }
 
-    /// The smallest for a key and a value of these lengths; `None` if there is none.
+    /// The one of a new leaf for a key and a value of these lengths, with the room to spare; `None` if there is none.
     pub(super) fn for_pair(key_bytes: usize, value_bytes: usize) -> Option<Self> {
-        let bytes = leaf_bytes(key_bytes, value_bytes);
+        let bytes = leaf_bytes(key_bytes, value_bytes) + SPARE_BYTES;
         Self::all().find(|class| class.bytes() >= bytes)
+    }
+
+    /// Whether a leaf of this size takes another value in the place of its own, with room to spare. One that is much smaller goes to a
+    /// smaller leaf.
+    pub(super) fn keeps(self, key_bytes: usize, value_bytes: usize) -> bool {
+        let class = |more| Self::for_pair(key_bytes, value_bytes + more);
+        class(0).is_some_and(|least| least <= self) && class(SPARE_BYTES).is_none_or(|most| self <= most)
+    }
+
+    /// The same for a value that may use the room to spare, or has used it.
+    pub(super) fn keeps_adjusted(self, key_bytes: usize, value_bytes: usize) -> bool {
+        leaf_bytes(key_bytes, value_bytes) <= self.bytes()
     }
 
     /// All sizes.
@@ -346,10 +362,29 @@ mod tests {
         assert_eq!(sizes[..10], [64, 128, 192, 256, 320, 384, 448, 512, 640, 768]);
         assert!(sizes.iter().all(|bytes| bytes % 64 == 0) && sizes.is_sorted());
         assert!(sizes.windows(2).all(|pair| pair[1] <= pair[0] * 2 && pair[1] > pair[0]));
-        assert_eq!(LeafClass::for_pair(0, 48), Some(LeafClass(0)));
-        assert_eq!(LeafClass::for_pair(1, 48), Some(LeafClass(1)));
+        assert_eq!(LeafClass::for_pair(0, 48 - SPARE_BYTES), Some(LeafClass(0)));
+        assert_eq!(LeafClass::for_pair(1, 48 - SPARE_BYTES), Some(LeafClass(1)));
         assert_eq!(LeafClass::for_pair(MAX_KEY_BYTES, MAX_VALUE_BYTES), Some(LeafClass::LARGEST));
         assert_eq!(LeafClass::for_pair(MAX_KEY_BYTES, 2 * MAX_VALUE_BYTES), None);
+    }
+
+    #[test]
+    fn every_leaf_has_room_to_spare_which_is_not_used_by_chance() {
+        let longest = MAX_VALUE_BYTES - SPARE_BYTES;
+        for value_bytes in (0..3000).chain(longest - SPARE_BYTES..=longest) {
+            let class = |more| LeafClass::for_pair(8, value_bytes + more).expect("it is not too long");
+            assert!(class(0).keeps(8, value_bytes) && class(0).keeps_adjusted(8, value_bytes + SPARE_BYTES));
+            assert!(
+                class(SPARE_BYTES).keeps(8, value_bytes),
+                "{value_bytes}: made with it, and left without"
+            );
+            for more in (0..200).filter(|more| value_bytes + more <= MAX_VALUE_BYTES) {
+                let has_room = class(0).keeps_adjusted(8, value_bytes + more + SPARE_BYTES);
+                assert_eq!(class(0).keeps(8, value_bytes + more), has_room, "{value_bytes} and {more} more");
+            }
+        }
+        let large = LeafClass::for_pair(8, 100).expect("small");
+        assert!(!large.keeps(8, 20) && !large.keeps(8, 200));
     }
 
     #[test]

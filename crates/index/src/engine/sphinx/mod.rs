@@ -17,7 +17,9 @@
 //! 1. **Way down**: each node tells which byte of the key counts next, and its slot for that byte where to go on. Bytes in between are
 //!    skipped: all keys below a node agree on them, and whether this key does is seen at the leaf (*path compression*).
 //! 2. **get**: the way down, then READ the leaf. Another key there, or no leaf: absent.
-//! 3. **update in place**, if the leaf has room: [CAS lock, READ leaf], then [WRITE intent, WRITE leaf, WRITE unlock].
+//! 3. **update in place**, if the leaf has room: [CAS lock, READ leaf], then [WRITE intent, WRITE leaf, WRITE unlock]. Of a leaf that is
+//!    longer than an intent, only the head and what changes at the end of the value are written; if more changes, 5. Behind every value
+//!    there is room for a few bytes more, which only *adjust* uses: it needs no memory.
 //! 4. **insert**: WRITE the leaf; under the lock of the node, WRITE the slot that leads to it. Where the way parts from the keys that
 //!    are there, a new Node4 takes the old child and the new leaf, and the slot leads to the Node4.
 //! 5. **out of place**: freeze the old leaf under its lock (*moved*); under the lock of the node turn the slot to a new leaf.
@@ -56,7 +58,7 @@ mod write;
 pub use config::{Config, Sabotage, Switches};
 
 use crate::Pool;
-use crate::api::{IndexError, KeyValue, OrderedIndex};
+use crate::api::{IndexError, KeyValue, Limits, OrderedIndex};
 use crate::engine::Engine;
 use crate::pool;
 use crate::shared::heap::{self, Class, when_there_is_room};
@@ -68,7 +70,7 @@ use cache::{Doubts, Finder};
 use farwood_fabric::control::{ANCHOR_BYTES, IndexId, IndexInfo, ObjectChunk};
 use farwood_fabric::{Endpoint, GlobalAddr, Op, ServerId};
 use filter::Filter;
-use layout::{Head, LeafClass, MAX_KEY_BYTES, MAX_VALUE_BYTES, NodeKind, NodeRef};
+use layout::{Head, LEAF_KEY_AT, LeafClass, MAX_KEY_BYTES, MAX_VALUE_BYTES, NodeKind, NodeRef, SPARE_BYTES};
 use node::prefix;
 use std::cell::RefCell;
 use std::ops::{Bound, RangeInclusive};
@@ -159,8 +161,8 @@ pub(crate) struct Shared {
     seed: u64,
     /// How nodes are found by their prefix; `None` in `art`.
     finder: Option<Finder>,
-    /// The longest leaf that a chunk of this pool can hold.
-    max_leaf_bytes: usize,
+    /// How long a key and its value may be together: a chunk of this pool has to hold their leaf.
+    max_pair_bytes: usize,
 }
 
 /// An index as one compute server has it. Cheap to clone.
@@ -271,7 +273,7 @@ impl Engine for Sphinx {
             root: NodeRef { addr, kind: NodeKind::N256 },
             seed,
             finder,
-            max_leaf_bytes: max_leaf_bytes(chunk_bytes),
+            max_pair_bytes: max_leaf_bytes(chunk_bytes).saturating_sub(LEAF_KEY_AT + SPARE_BYTES),
         };
         Ok(Attached { shared: Arc::new(shared) })
     }
@@ -348,12 +350,11 @@ impl Tree {
             let why = format!("a value has at most {MAX_VALUE_BYTES} bytes, this one has {}", value.len());
             return Err(IndexError::BadValue { why });
         }
-        let bytes = layout::leaf_bytes(key.len(), value.len());
-        if bytes > self.shared.max_leaf_bytes {
+        let bytes = key.len() + value.len();
+        if bytes > self.shared.max_pair_bytes {
             let why = format!(
-                "key and value have {} bytes; the chunks of this pool hold {} at most; start its servers with larger ones",
-                key.len() + value.len(),
-                self.shared.max_leaf_bytes.saturating_sub(layout::LEAF_KEY_AT)
+                "key and value have {bytes} bytes; the chunks of this pool hold {} at most; start its servers with larger ones",
+                self.shared.max_pair_bytes
             );
             return Err(IndexError::BadValue { why });
         }
@@ -362,6 +363,14 @@ impl Tree {
 }
 
 impl OrderedIndex for Tree {
+    fn limits(&self) -> Limits {
+        Limits {
+            key_bytes: MAX_KEY_BYTES,
+            value_bytes: MAX_VALUE_BYTES,
+            pair_bytes: self.shared.max_pair_bytes,
+        }
+    }
+
     async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
         Self::check_key(key)?;
         let op = self.endpoint.op();
@@ -385,6 +394,14 @@ impl OrderedIndex for Tree {
             _ if held != expected => Decision::Keep,
             Some(new) => Decision::Put(new),
             None => Decision::Remove,
+        };
+        when_there_is_room!(self, self.modify(key, &decide))
+    }
+
+    async fn adjust(&self, key: &[u8], expected: &[u8], new: &[u8]) -> Result<bool, IndexError> {
+        self.check_pair(key, new)?;
+        let decide = |held: Option<&[u8]>| {
+            if held == Some(expected) { Decision::Adjust(new) } else { Decision::Keep }
         };
         when_there_is_room!(self, self.modify(key, &decide))
     }
@@ -431,15 +448,15 @@ impl OrderedIndex for Tree {
         self.range((start, end), limit, reverse, None, each).await
     }
 
-    async fn scan_heads(
+    async fn scan_ends(
         &self,
         range: (Bound<&[u8]>, Bound<&[u8]>),
         limit: usize,
         reverse: bool,
-        head_bytes: usize,
+        end_bytes: usize,
         each: &mut dyn FnMut(&[u8], &[u8]),
     ) -> Result<usize, IndexError> {
-        self.range(range, limit, reverse, Some(head_bytes), each).await
+        self.range(range, limit, reverse, Some(end_bytes), each).await
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) use near::Room;
 
 use super::Tree;
 use super::layout::{LINE, LeafRef, LeafState, MAX_KEY_BYTES, NodeRef, Step, leaf_bytes};
-use super::node::leaf::Leaf;
+use super::node::leaf::{Leaf, Outline};
 use super::node::prefix::Prefixes;
 use super::restructure::common_bytes;
 use crate::api::IndexError;
@@ -32,8 +32,8 @@ use farwood_fabric::{Buf, Op};
 use std::cmp::Ordering;
 use std::ops::{Bound, Deref, RangeBounds};
 
-/// Of a leaf of whose value only the first bytes are wanted so much is read at first: enough for keys of usual lengths.
-const FIRST_HEAD_BYTES: usize = 256;
+/// Of a leaf of whose value only the end is wanted so much is read at first: enough for keys of usual lengths. Then the end.
+const FIRST_BYTES: usize = 256;
 
 /// A range of keys.
 pub(super) type Range<'a> = (Bound<&'a [u8]>, Bound<&'a [u8]>);
@@ -66,6 +66,25 @@ struct OnEdge {
     end: bool,
 }
 
+/// What was read of a leaf.
+#[derive(Debug)]
+enum Part {
+    Whole(Buf),
+    /// Its key, and the end of its value.
+    End(Vec<u8>),
+}
+
+impl Deref for Part {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Whole(bytes) => bytes,
+            Self::End(bytes) => bytes,
+        }
+    }
+}
+
 /// Where a subtree lies.
 enum Side {
     /// Outside of the range.
@@ -83,7 +102,7 @@ struct Scan<'a> {
     limit: usize,
     reverse: bool,
     /// Of values only so many bytes are wanted, and unchecked.
-    head_bytes: Option<usize>,
+    end_bytes: Option<usize>,
     /// Of each step one slot is followed. Always, but for a test of the tests.
     distinct: bool,
     /// Where pairs go, and how many went there.
@@ -144,8 +163,8 @@ impl Edges<'_> {
 impl Scan<'_> {
     fn take<B: Deref<Target = [u8]>>(&mut self, pair: &Leaf<B>) {
         let value = pair.value();
-        let wanted = self.head_bytes.map_or(value.len(), |head_bytes| head_bytes.min(value.len()));
-        (self.each)(pair.key(), &value[..wanted]);
+        let wanted = self.end_bytes.map_or(value.len(), |end_bytes| end_bytes.min(value.len()));
+        (self.each)(pair.key(), &value[value.len() - wanted..]);
         self.found += 1;
     }
 
@@ -161,9 +180,9 @@ impl Scan<'_> {
 
     /// How many bytes of a leaf are read at first.
     fn first_bytes(&self, leaf: LeafRef) -> usize {
-        match self.head_bytes {
+        match self.end_bytes {
             None => leaf.class.bytes(),
-            Some(_) => leaf.class.bytes().min(FIRST_HEAD_BYTES),
+            Some(_) => leaf.class.bytes().min(FIRST_BYTES),
         }
     }
 
@@ -200,7 +219,7 @@ impl Tree {
         range: Range<'_>,
         limit: usize,
         reverse: bool,
-        head_bytes: Option<usize>,
+        end_bytes: Option<usize>,
         each: &mut dyn FnMut(&[u8], &[u8]),
     ) -> Result<usize, IndexError> {
         let op = self.endpoint.op();
@@ -209,7 +228,7 @@ impl Tree {
         let edges = Edges { start: Edge::of(range.0, seed), end: Edge::of(range.1, seed) };
         let on_edge = OnEdge { start: edges.start.is_some(), end: edges.end.is_some() };
         let distinct = !self.shared.config.sabotage.scan_trusts_moved_leaf;
-        let mut scan = Scan { range, edges, limit, reverse, head_bytes, distinct, each, found: 0 };
+        let mut scan = Scan { range, edges, limit, reverse, end_bytes, distinct, each, found: 0 };
         let root = self.shared.root;
         if self.endpoint.capabilities().immediate {
             self.scan_near(&op, &mut scan, root, on_edge).await?;
@@ -219,34 +238,31 @@ impl Tree {
         Ok(scan.found)
     }
 
-    /// Takes what was read of a leaf for it, if that is whole, or as much of it as is wanted.
-    fn accept_part<B: Deref<Target = [u8]>>(
-        &self,
-        at: LeafRef,
-        head_bytes: Option<usize>,
-        bytes: B,
-    ) -> Option<Leaf<B>> {
-        match head_bytes.filter(|_| bytes.len() < at.class.bytes()) {
-            None => self.accept(at, bytes),
-            Some(head_bytes) => Leaf::cut(bytes, head_bytes),
-        }
-    }
-
-    /// READs a leaf, or as much of it as is wanted, after less than that was seen, or a torn one.
-    async fn read_part(
+    /// READs as much of a leaf as is wanted; `first` are its first bytes, if they were read.
+    async fn read_wanted(
         &self,
         op: &Op,
         at: LeafRef,
-        head_bytes: Option<usize>,
-    ) -> Result<Leaf<Buf>, IndexError> {
-        if let Some(head_bytes) = head_bytes {
-            let most = leaf_bytes(MAX_KEY_BYTES, head_bytes).next_multiple_of(LINE).min(at.class.bytes());
-            let bytes = surely::read(op, at.addr, most).await?;
-            if let Some(leaf) = self.accept_part(at, Some(head_bytes), bytes) {
-                return Ok(leaf);
+        end_bytes: Option<usize>,
+        first: Option<Buf>,
+    ) -> Result<Leaf<Part>, IndexError> {
+        let most = at.class.bytes();
+        if let Some(end_bytes) = end_bytes.filter(|_| most > FIRST_BYTES) {
+            let outline = |first: &Buf| Outline::of(first, end_bytes, most);
+            let mut first = first;
+            if first.as_ref().and_then(outline).is_none() {
+                // Not read yet, or the key is longer than usual.
+                let bytes = leaf_bytes(MAX_KEY_BYTES, 0).next_multiple_of(LINE).min(most);
+                first = Some(surely::read(op, at.addr, bytes).await?);
+            }
+            if let Some((first, outline)) = first.as_ref().and_then(|first| Some((first, outline(first)?))) {
+                let (from, to) = outline.words();
+                let words = surely::read(op, at.addr.add(from as u64), to - from).await?;
+                let end = &words[outline.end_at - from..][..outline.end_bytes];
+                return Ok(outline.with_end(first, end).map(Part::End));
             }
         }
-        self.read_leaf(op, at).await
+        Ok(self.read_leaf(op, at).await?.map(Part::Whole))
     }
 
     /// Where a subtree lies that edges of the range may lie within.

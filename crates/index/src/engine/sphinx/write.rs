@@ -4,13 +4,14 @@
 //! and had to be replaced first, it is made anew.
 
 use super::layout::{
-    Head, LEAF_HEAD_AT, LeafClass, LeafRef, LeafState, NODE_LINKED_AT, NODE_STATE_AT, NodeRef, Slot, Step,
-    leaf_bytes,
+    Head, LEAF_HEAD_AT, LEAF_KEY_AT, LeafClass, LeafRef, LeafState, NODE_LINKED_AT, NODE_STATE_AT, NodeRef,
+    Slot, Step, leaf_bytes,
 };
 use super::node::leaf::{self, Leaf};
 use super::node::prefix::{self, Prefixes};
 use super::node::{Node, is_too_large};
 use super::read::{Stop, Way};
+use super::restructure::common_bytes;
 use super::{Tree, corrupt};
 use crate::api::IndexError;
 use crate::shared::heap::{Class, Room};
@@ -29,14 +30,16 @@ const SPINS: u32 = 8;
 const WAIT_NS: u64 = 1_000;
 /// How often a leaf that is deleted is tried to be unlinked, before that is left to others.
 const MAX_UNLINKS: u32 = 16;
-/// The longest leaf that is updated in place: an intent must hold it, and others need room for theirs.
-const MAX_IN_PLACE_BYTES: usize = 1024;
+/// The most that is written to update a leaf in place: an intent must hold it, and others need room for theirs.
+pub(super) const MAX_IN_PLACE_BYTES: usize = 1024;
 
 /// What is to become of a key.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Decision<'a> {
     Keep,
     Put(&'a [u8]),
+    /// A value that differs a little from the one that is there, and may use the room to spare.
+    Adjust(&'a [u8]),
     Remove,
 }
 
@@ -266,7 +269,7 @@ impl Tree {
         let value = match decide(None) {
             Decision::Keep => return Ok(Some(false)),
             Decision::Remove => return Ok(Some(true)),
-            Decision::Put(value) => value,
+            Decision::Put(value) | Decision::Adjust(value) => value,
         };
         let Some((last, stop)) = way.last() else { return Ok(None) };
         let is_prefix = change.prefixes.get(stop.head.depth) == Some(stop.hash)
@@ -327,10 +330,10 @@ impl Tree {
         match decision {
             Decision::Keep => Ok(Some(false)),
             Decision::Remove if !counts => Ok(Some(true)),
-            Decision::Put(value) if !is_here => {
+            Decision::Put(value) | Decision::Adjust(value) if !is_here => {
                 Box::pin(self.split_edge(change, way, leaf.key(), value)).await
             }
-            Decision::Put(value) => {
+            Decision::Put(value) | Decision::Adjust(value) => {
                 marks::hit("frozen_leaf_met");
                 let new = self.new_leaf(change, value).await?;
                 Box::pin(self.turn_to(change, way, at, new)).await
@@ -355,11 +358,16 @@ impl Tree {
         let freeze = |state| word_at(at.addr, LEAF_HEAD_AT, leaf.frozen(state));
         match decision {
             Decision::Keep => locks.unlock(op, held).await.map(|()| Some(false)),
-            Decision::Put(value) if fits(at.class, change.key, value) => {
-                let updated = self.update_in_place(change, held, (at, &leaf), value).await?;
-                Ok(updated.then_some(true))
-            }
-            Decision::Put(value) => {
+            Decision::Put(value) | Decision::Adjust(value) => {
+                let (key_bytes, value_bytes) = (leaf.key().len(), value.len());
+                let stays = match decision {
+                    Decision::Adjust(_) => at.class.keeps_adjusted(key_bytes, value_bytes),
+                    _ => at.class.keeps(key_bytes, value_bytes),
+                };
+                if let Some(from) = stays.then(|| self.written_from(at.class, &leaf, value)).flatten() {
+                    let updated = self.update_in_place(change, held, (at, &leaf, from), value).await?;
+                    return Ok(updated.then_some(true));
+                }
                 // First the new one, so that a full pool leaves the old one as it is.
                 let (server, class) = self.leaf_place(change, value)?;
                 let object = self.shared.leaf_class(class);
@@ -387,19 +395,31 @@ impl Tree {
         }
     }
 
-    /// Writes another value into a leaf: first down in an intent, since it must not be left half done. Whether there was room for
-    /// that; if not, it is reserved for the next attempt.
+    /// From where on a leaf is written to update it in place to another value, its head aside; `None` if that is too much for an intent. A
+    /// small leaf is written in one piece, from its beginning; of a large one what is behind the bytes that both values begin with.
+    fn written_from(&self, class: LeafClass, leaf: &Leaf<Buf>, value: &[u8]) -> Option<usize> {
+        if class.bytes() <= self.shared.config.whole_leaf_bytes.min(MAX_IN_PLACE_BYTES) {
+            return Some(LEAF_HEAD_AT);
+        }
+        let least = (LEAF_KEY_AT + value.len()).saturating_sub(MAX_IN_PLACE_BYTES);
+        let old = leaf.value().strip_prefix(&value[..least])?;
+        Some(leaf_bytes(leaf.key().len(), least + common_bytes(old, &value[least..])))
+    }
+
+    /// Writes another value into a leaf, its head and what is `from` some place on: first down in an intent, since it must not be left half
+    /// done. Whether there was room for that; if not, it is reserved for the next attempt.
     async fn update_in_place(
         &self,
         change: &Change<'_>,
         held: Held,
-        (at, leaf): (LeafRef, &Leaf<Buf>),
+        (at, leaf, from): (LeafRef, &Leaf<Buf>, usize),
         value: &[u8],
     ) -> Result<bool, IndexError> {
         let (op, server) = (change.op, at.addr.server());
         let version = leaf.head.version.wrapping_add(1);
         let bytes = leaf::build(self.shared.place(at.addr), version, leaf.key(), value);
-        let needed = Redo::encoded_bytes_of_one(bytes.len());
+        let parts = parts_to_write(at.addr, &bytes, from);
+        let needed = Redo::encoded_bytes_of(parts.iter().map(|(_, bytes)| bytes.len()));
         let intents = self.shared.pool.intents();
         let reserved = change.reserved.intent.take().filter(|slot| slot.fits(server, needed));
         let Some(slot) = reserved.or_else(|| intents.take(server, needed)) else {
@@ -408,12 +428,11 @@ impl Tree {
             change.reserved.intent.set(Some(intents.room(op, server, needed).await?));
             return Ok(false);
         };
-        let redo = Redo::encode_one(held.shows(), (at.addr, &bytes), slot.addr());
-        let intent = Write { addr: slot.addr(), bytes: redo.into() };
-        let update = Write { addr: at.addr, bytes: bytes.into() };
+        let redo = Redo::encode_under(held.shows(), parts.iter().copied(), slot.addr());
+        let mut writes: SmallVec<[Write; 4]> = smallvec![Write { addr: slot.addr(), bytes: redo.into() }];
+        writes.extend(parts.iter().map(|(addr, bytes)| Write { addr: *addr, bytes: (*bytes).into() }));
         // The lock may be handed on, and then its word stays what it is.
-        let end = word_at(slot.end_addr(), 0, 0);
-        let writes: SmallVec<[Write; 3]> = smallvec![intent, update, end];
+        writes.push(word_at(slot.end_addr(), 0, 0));
         let behind = Behind { slot: Some(slot), retire: None };
         self.shared.locks.finish_with(op, held, &writes, behind).await?;
         Ok(true)
@@ -476,12 +495,15 @@ impl Tree {
     }
 }
 
-/// Whether a leaf of this size can take the value in the place of its own.
-fn fits(class: LeafClass, key: &[u8], value: &[u8]) -> bool {
-    // A much smaller value goes to a smaller leaf.
-    class.bytes() <= MAX_IN_PLACE_BYTES
-        && leaf_bytes(key.len(), value.len()) <= class.bytes()
-        && LeafClass::for_pair(key.len(), value.len()) == Some(class)
+/// What is written to update a leaf: its head and what is there `from` some place on.
+fn parts_to_write(addr: GlobalAddr, leaf: &[u8], from: usize) -> SmallVec<[(GlobalAddr, &[u8]); 2]> {
+    if from == LEAF_HEAD_AT {
+        return smallvec![(addr, leaf)];
+    }
+    marks::hit("leaf_updated_in_parts");
+    let (head, rest) = (&leaf[..LEAF_KEY_AT], &leaf[from..]);
+    let rest = (!rest.is_empty()).then(|| (addr.add(from as u64), rest));
+    std::iter::once((addr, head)).chain(rest).collect()
 }
 
 pub(super) fn to_leaf(step: Step, leaf: LeafRef) -> Result<Slot, IndexError> {

@@ -35,13 +35,9 @@ impl<B: Deref<Target = [u8]>> Leaf<B> {
         }
     }
 
-    /// Takes the first bytes of a leaf for it, with no more than `head_bytes` of its value, and unchecked: the value may be torn. The key is
-    /// not, since no rewrite changes it. `None` if there is less than that.
-    pub(in super::super) fn cut(bytes: B, head_bytes: usize) -> Option<Self> {
-        let word = bytes.get(LEAF_HEAD_AT..LEAF_HEAD_AT + 8)?.try_into().ok().map(u64::from_le_bytes)?;
-        let head = LeafHead::from_word(word)?;
-        let head = LeafHead { value_bytes: head.value_bytes.min(head_bytes), ..head };
-        (bytes.len() >= leaf_bytes(head.key_bytes, head.value_bytes)).then_some(Self { bytes, head })
+    /// The same leaf, its bytes kept in another way.
+    pub(in super::super) fn map<C>(self, keep: impl FnOnce(B) -> C) -> Leaf<C> {
+        Leaf { bytes: keep(self.bytes), head: self.head }
     }
 
     pub(in super::super) fn key(&self) -> &[u8] {
@@ -60,6 +56,40 @@ impl<B: Deref<Target = [u8]>> Leaf<B> {
     /// The word that puts it into another state.
     pub(in super::super) fn frozen(&self, state: LeafState) -> u64 {
         LeafHead { state, ..self.head }.to_word()
+    }
+}
+
+/// What the first bytes of a leaf say of the rest: where the last bytes of its value are, and how many. The key is never torn, since no
+/// rewrite changes it; lengths may be those of a moment ago.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Outline {
+    head: LeafHead,
+    /// Where the end of the value begins, in the leaf.
+    pub(in super::super) end_at: usize,
+    pub(in super::super) end_bytes: usize,
+}
+
+impl Outline {
+    /// `None` if the key is not within the first bytes, or they are no leaf's of at most `most_bytes`.
+    pub(in super::super) fn of(first: &[u8], end_bytes: usize, most_bytes: usize) -> Option<Self> {
+        let word = first.get(LEAF_HEAD_AT..LEAF_HEAD_AT + 8)?.try_into().ok().map(u64::from_le_bytes)?;
+        let head = LeafHead::from_word(word)?;
+        let end_bytes = end_bytes.min(head.value_bytes);
+        let all_bytes = leaf_bytes(head.key_bytes, head.value_bytes);
+        let is_one = first.len() >= LEAF_KEY_AT + head.key_bytes && all_bytes <= most_bytes;
+        is_one.then_some(Self { head, end_at: all_bytes - end_bytes, end_bytes })
+    }
+
+    /// The words that the end of the value is in.
+    pub(in super::super) fn words(self) -> (usize, usize) {
+        (self.end_at / 8 * 8, (self.end_at + self.end_bytes).next_multiple_of(8))
+    }
+
+    /// A leaf with no more than the end of its value, unchecked: the value may be torn.
+    pub(in super::super) fn with_end(self, first: &[u8], end: &[u8]) -> Leaf<Vec<u8>> {
+        let key_end = LEAF_KEY_AT + self.head.key_bytes;
+        let bytes = [&first[..key_end], end].concat();
+        Leaf { bytes, head: LeafHead { value_bytes: end.len(), ..self.head } }
     }
 }
 

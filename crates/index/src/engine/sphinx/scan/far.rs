@@ -2,7 +2,7 @@
 //!
 //! Each round trip reads the first slots of the list, many at a time, and puts what they led to in their place.
 
-use super::{OnEdge, Scan, Side, Verdict};
+use super::{OnEdge, Part, Scan, Side, Verdict};
 use crate::api::IndexError;
 use crate::engine::sphinx::Tree;
 use crate::engine::sphinx::layout::{LeafRef, NodeKind, NodeRef, Target};
@@ -29,7 +29,7 @@ enum Item {
         on_edge: OnEdge,
     },
     /// In a box, since the list is mostly of the others, which are small.
-    Pair(Box<Leaf<Buf>>),
+    Pair(Box<Leaf<Part>>),
 }
 
 /// What comes next, in the order of the scan.
@@ -189,9 +189,13 @@ impl Tree {
         (at, on_edge): (LeafRef, OnEdge),
         buf: Buf,
     ) -> Result<bool, IndexError> {
-        let leaf = match self.accept_part(at, scan.head_bytes, buf) {
-            Some(leaf) => leaf,
-            None => self.read_part(op, at, scan.head_bytes).await?,
+        let leaf = if buf.len() < at.class.bytes() {
+            self.read_wanted(op, at, scan.end_bytes, Some(buf)).await?
+        } else {
+            match self.accept(at, buf) {
+                Some(leaf) => leaf.map(Part::Whole),
+                None => self.read_wanted(op, at, scan.end_bytes, None).await?,
+            }
         };
         match scan.judge(&leaf, on_edge) {
             Verdict::Counts => next.push_back(Item::Pair(Box::new(leaf))),

@@ -9,6 +9,7 @@ use super::{OnEdge, Scan, Side};
 use crate::api::IndexError;
 use crate::engine::sphinx::Tree;
 use crate::engine::sphinx::layout::{LeafRef, NodeRef, Slot, Step, Target};
+use crate::engine::sphinx::node::leaf::{Leaf, Outline};
 use crate::engine::sphinx::node::{Image, InPlace, Node};
 use crate::engine::sphinx::read::{no_node, no_slot};
 use farwood_fabric::{Op, marks};
@@ -139,7 +140,7 @@ impl Tree {
                 Halt::Turn => {}
                 Halt::Torn(leaf, on_edge) => {
                     marks::hit("near_scan_torn");
-                    let leaf = Box::pin(self.read_part(op, leaf, scan.head_bytes)).await?;
+                    let leaf = Box::pin(self.read_wanted(op, leaf, scan.end_bytes, None)).await?;
                     if !scan.weigh(&leaf, on_edge) {
                         room.clear();
                     }
@@ -155,6 +156,22 @@ impl Tree {
             self.room.replace(room);
         }
         Ok(())
+    }
+
+    /// A leaf with the end of its value, whose first bytes were seen; none, if that is to be read with waiting.
+    fn look_at_end(
+        &self,
+        op: &Op,
+        at: LeafRef,
+        end_bytes: usize,
+        first: &[u8],
+    ) -> Result<Option<Leaf<Vec<u8>>>, IndexError> {
+        let Some(outline) = Outline::of(first, end_bytes, at.class.bytes()) else { return Ok(None) };
+        let ((from, to), mut words) = (outline.words(), Vec::new());
+        let seen = op.look(at.addr.add(from as u64), to - from, |seen| seen.copy_to(&mut words));
+        let Some(seen) = seen else { return Ok(None) };
+        seen?;
+        Ok(Some(outline.with_end(first, &words[outline.end_at - from..][..outline.end_bytes])))
     }
 
     /// Goes on as long as it need not wait for anything.
@@ -181,10 +198,20 @@ impl Tree {
             }
             let Some((at, on_edge)) = room.coming.pop_front() else { return Ok(Halt::End) };
             let scratch = &mut room.leaf;
-            let whole = match op.look(at.addr, scan.first_bytes(at), |words| words.copy_to(scratch)) {
-                Some(seen) => seen.map(|()| self.accept_part(at, scan.head_bytes, &room.leaf[..]))?,
-                None => None,
+            let first_bytes = scan.first_bytes(at);
+            let is_seen = match op.look(at.addr, first_bytes, |words| words.copy_to(scratch)) {
+                Some(seen) => seen.map(|()| true)?,
+                None => false,
             };
+            if let Some(end_bytes) = scan.end_bytes.filter(|_| first_bytes < at.class.bytes()) {
+                match self.look_at_end(op, at, end_bytes, &room.leaf)?.filter(|_| is_seen) {
+                    Some(leaf) if scan.weigh(&leaf, on_edge) => {}
+                    Some(_) => room.clear(),
+                    None => return Ok(Halt::Torn(at, on_edge)),
+                }
+                continue;
+            }
+            let whole = if is_seen { self.accept(at, &room.leaf[..]) } else { None };
             let Some(leaf) = whole else { return Ok(Halt::Torn(at, on_edge)) };
             if !scan.weigh(&leaf, on_edge) {
                 room.clear();

@@ -1,4 +1,4 @@
-//! Scans for the first bytes of values: every key that stays, in order and once, while values are rewritten beside them; and no more is read
+//! Scans for the last bytes of values: every key that stays, in order and once, while values are rewritten beside them; and no more is read
 //! than that takes.
 
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND};
@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 const KEYS: u64 = 60;
-const HEAD_BYTES: usize = 10;
+const END_BYTES: usize = 10;
 
 /// What is stored where.
 #[derive(Clone, Copy)]
@@ -33,11 +33,15 @@ fn key(shape: Shape, n: u64) -> Vec<u8> {
 }
 
 fn value(shape: Shape, n: u64, round: u64) -> Vec<u8> {
-    let byte = u8::try_from(round % 251).expect("a byte");
-    vec![byte; (shape.value_bytes)(n + round)]
+    let mut value = vec![0; (shape.value_bytes)(n + round)];
+    value
+        .iter_mut()
+        .enumerate()
+        .for_each(|(at, byte)| *byte = u8::try_from((at as u64 + n + round) % 251).expect("a byte"));
+    value
 }
 
-/// How many bytes a scan for heads reads, and one for values.
+/// How many bytes a scan for ends reads, and one for values.
 fn run<E: Engine>(engine: &E, shape: Shape, is_immediate: bool, seed: u64) -> Result<(u64, u64), IndexError> {
     let mut config = SimConfig::adversarial(seed);
     config.capabilities.immediate = is_immediate;
@@ -82,12 +86,12 @@ fn run<E: Engine>(engine: &E, shape: Shape, is_immediate: bool, seed: u64) -> Re
         });
         for reverse in [false, true].repeat(10) {
             let mut keys = Vec::new();
-            let mut each = |key: &[u8], head: &[u8]| {
-                assert!(head.len() <= HEAD_BYTES);
+            let mut each = |key: &[u8], end: &[u8]| {
+                assert!(end.len() <= END_BYTES);
                 keys.push(key.to_vec());
             };
             let range = (Bound::Unbounded, Bound::Unbounded);
-            let count = index.scan_heads(range, usize::MAX, reverse, HEAD_BYTES, &mut each).await?;
+            let count = index.scan_ends(range, usize::MAX, reverse, END_BYTES, &mut each).await?;
             if reverse {
                 keys.reverse();
             }
@@ -95,25 +99,25 @@ fn run<E: Engine>(engine: &E, shape: Shape, is_immediate: bool, seed: u64) -> Re
         }
         is_over.set(true);
         assert!(writer.await.unwrap_or(Err(IndexError::Unknown))? > 0, "values were rewritten meanwhile");
-        let (mut heads, mut values) = (Vec::new(), Vec::new());
+        let (mut ends, mut values) = (Vec::new(), Vec::new());
         let (start, end) = (Bound::Included(key(shape, 7)), Bound::Excluded(key(shape, 50)));
         let range = (start.as_ref().map(Vec::as_slice), end.as_ref().map(Vec::as_slice));
         let begun = endpoint.totals().bytes_read;
-        let mut each = |key: &[u8], head: &[u8]| heads.push((key.to_vec(), head.to_vec()));
-        index.scan_heads(range, 40, false, HEAD_BYTES, &mut each).await?;
+        let mut each = |key: &[u8], end: &[u8]| ends.push((key.to_vec(), end.to_vec()));
+        index.scan_ends(range, 40, false, END_BYTES, &mut each).await?;
         let between = endpoint.totals().bytes_read;
         let mut each = |key: &[u8], value: &[u8]| {
-            values.push((key.to_vec(), value[..value.len().min(HEAD_BYTES)].to_vec()))
+            values.push((key.to_vec(), value[value.len() - value.len().min(END_BYTES)..].to_vec()))
         };
         index.scan_with(range.0, range.1, 40, false, &mut each).await?;
-        assert!(heads.len() == 40 && heads == values);
+        assert!(ends.len() == 40 && ends == values);
         Ok::<_, IndexError>((between - begun, endpoint.totals().bytes_read - between))
     });
     ended.map_err(|stop| IndexError::Corrupt { what: stop.to_string() })?
 }
 
 #[test]
-fn heads_are_those_of_all_values_and_little_is_read() {
+fn ends_are_those_of_all_values_and_little_is_read() {
     let sphinx = Sphinx::new(sphinx::Config::tiny());
     let mixed = Shape {
         key_bytes: |n| if n % 7 == 0 { 700 } else { 8 + usize::try_from(n % 90).expect("few") },
@@ -123,8 +127,8 @@ fn heads_are_those_of_all_values_and_little_is_read() {
     for is_immediate in [false, true] {
         for seed in 0..8 {
             run(&sphinx, mixed, is_immediate, seed).expect("nothing fails");
-            let (heads, values) = run(&sphinx, long, is_immediate, seed).expect("nothing fails");
-            assert!(heads * 8 < values, "{heads} of {values}");
+            let (ends, values) = run(&sphinx, long, is_immediate, seed).expect("nothing fails");
+            assert!(ends * 8 < values, "{ends} of {values}");
         }
     }
     let sherman = Sherman::new(sherman::Config::default());
