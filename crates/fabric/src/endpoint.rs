@@ -529,6 +529,45 @@ impl Op {
         Some(seen)
     }
 
+    /// A CAS, if there is one, and READs of words where they are behind it, in order, on one server: what a batch of these does, and counts as,
+    /// where this thread carries out verbs itself. Each of what is read is given to `each`, by its place; the word as it was before the
+    /// CAS comes back. `None`, and nothing happens, elsewhere and in the simulator: submit a batch then. It lets no other task run: see
+    /// [`Endpoint::breathe`].
+    #[inline]
+    pub fn swap_and_look_here<const N: usize>(
+        &self,
+        swap: Option<(GlobalAddr, u64, u64)>,
+        places: [(GlobalAddr, usize); N],
+        mut each: impl FnMut(usize, Words<'_>),
+    ) -> Option<Result<u64, FabricError>> {
+        let Link::Direct(link) = &self.endpoint.inner.link else { return None };
+        if link.has_device() {
+            return None;
+        }
+        let mut before = 0;
+        if let Some((addr, expected, desired)) = swap {
+            match link.cas(addr, expected, desired) {
+                Ok(word) => before = word,
+                Err(error) => return Some(Err(error)),
+            }
+        }
+        for (n, (addr, len)) in places.into_iter().enumerate() {
+            if let Err(error) = link.look(addr, len, |words| each(n, words))? {
+                return Some(Err(error));
+            }
+        }
+        self.count_one(|stats| {
+            if swap.is_some() {
+                stats.atomics += 1;
+                stats.bytes_read += 8;
+                stats.bytes_written += 8;
+            }
+            stats.reads += N as u64;
+            stats.bytes_read += places.iter().map(|(_, len)| *len as u64).sum::<u64>();
+        });
+        Some(Ok(before))
+    }
+
     /// Whether memory is the simulator's.
     pub fn is_simulated(&self) -> bool {
         matches!(self.endpoint.inner.link, Link::Sim(_))

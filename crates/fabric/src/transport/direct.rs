@@ -265,6 +265,12 @@ impl DirectLink {
         Ok(route)
     }
 
+    /// Whether some bytes are reached through a device.
+    #[inline]
+    pub(crate) fn has_device(&self) -> bool {
+        self.loopback.is_some()
+    }
+
     /// Says that these bytes will be read soon.
     #[inline]
     pub(crate) fn expect(&self, addr: GlobalAddr, len: usize) {

@@ -9,7 +9,7 @@
 //! 2. **Retire** an object that has just been unlinked: it is written into the session's journal on its server (`journal`), and waits for
 //!    the epoch ([`Session::retire_stamp`]). Then its journal slot is cleared, and it is free in this session's hands. Epochs are
 //!    asked for now and then only: it is a call, during which the thread may do nothing else.
-//! 3. Beyond [`MAX_FREE`] free objects of a class are given back: their bits are cleared (FAA; nobody else changes a set bit).
+//! 3. Beyond [`MAX_FREE`] free objects of a class, or one claim, are given back: their bits are cleared (FAA; nobody else changes a set bit).
 //! 4. **Inherit** from a fenced session: its chunks are nobody's and will be handed out again; what its journal lists is freed once it
 //!    is safe, slot by slot, by CAS ([`crate::pool::recovery`]).
 //!
@@ -18,7 +18,7 @@
 //! ([`Endpoint::quiet`]): it is *parked* until then.
 //!
 //! A crash at any point may leave a bit set for an object that nothing links to: a leak, bounded by what the session held
-//! in its hands (at most [`MAX_FREE`] a class, one claim, and 16 that are just being freed), and found by a walk of the
+//! in its hands (at most [`MAX_FREE`] a class or one claim, another claim, and 16 that are just being freed), and found by a walk of the
 //! index. It never leaves a clear bit or a journal entry for an object that is linked, which is why step 2 comes after the unlinking and
 //! why slots are cleared before reuse.
 
@@ -44,10 +44,16 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Most free objects of one class and server that a session keeps for itself.
+/// Most free objects of one class and server that a session keeps for itself, unless it claims more at a time.
 pub const MAX_FREE: usize = 16;
-/// How many objects are claimed at a time.
+/// How many objects are claimed at a time, at first.
 pub const CLAIM: u32 = 8;
+/// Later a session claims as many as this share of what it has claimed of the class before, up to a word of the bitmap: a claim costs
+/// more than an object, and what is lost if the session dies stays a small part of what it made.
+const CLAIM_SHARE: u32 = 64;
+const MAX_CLAIM: u32 = 64;
+/// A claim of large objects stays as it was at first.
+const MAX_CLAIM_BYTES: u32 = 8192;
 /// How many words of a bitmap are looked at before all of it is.
 const NEAR_WORDS: u64 = 8;
 /// How much time lies between two questions for the epochs, at least, and how much more than asking takes: how long objects wait
@@ -159,8 +165,23 @@ struct ClassPool {
     /// Where to look for free bits next: in which chunk, and from which word of its bitmap on.
     cursor: usize,
     word: u64,
+    /// How many objects the session has claimed.
+    claimed: u32,
     /// Somebody is asking for a new chunk.
     is_asking: bool,
+}
+
+impl ClassPool {
+    /// How many objects are claimed at a time.
+    fn claim(&self, class: Class) -> u32 {
+        let most = (MAX_CLAIM_BYTES / class.object_bytes.max(1)).clamp(CLAIM, MAX_CLAIM);
+        (self.claimed / CLAIM_SHARE).clamp(CLAIM, most)
+    }
+
+    /// How many free objects the session keeps.
+    fn keeps(&self, class: Class) -> usize {
+        MAX_FREE.max(usize::try_from(self.claim(class)).unwrap_or(0))
+    }
 }
 
 /// The right to ask for a new chunk of a class, which one has at a time.
@@ -399,13 +420,24 @@ impl Heap {
     }
 
     fn take_free(&self, server: ServerId, class: Class) -> Option<GlobalAddr> {
+        self.take_free_with_next(server, class).map(|(addr, _)| addr)
+    }
+
+    /// A free object, and the one that comes after it.
+    fn take_free_with_next(
+        &self,
+        server: ServerId,
+        class: Class,
+    ) -> Option<(GlobalAddr, Option<GlobalAddr>)> {
         let mut state = self.state();
-        let (addr, was_used) = state.pools.get_mut(&(server, class))?.free.pop()?;
+        let free = &mut state.pools.get_mut(&(server, class))?.free;
+        let (addr, was_used) = free.pop()?;
+        let next = free.last().map(|(next, _)| *next);
         state.counts.allocated += 1;
         if was_used {
             marks::hit("object_reused");
         }
-        Some(addr)
+        Some((addr, next))
     }
 
     /// Takes back an object that was never linked, and that nothing is going to be written to: nobody else has its address. See
@@ -643,10 +675,11 @@ impl Heap {
         let layout = self.layout(server, class)?;
         let bitmap = chunk.add(ObjectChunk::BITMAP_OFFSET);
         let len = usize::try_from((words.end - words.start) * 8).unwrap_or(0);
+        let claim = self.state().pools.entry((server, class)).or_default().claim(class);
         let read = surely::read(op, bitmap.add(words.start * 8), len).await?;
         for word in words.clone() {
             let seen = read.word(usize::try_from((word - words.start) * 8).unwrap_or(0));
-            let wanted = lowest_bits(!seen & layout.word_mask(word), CLAIM);
+            let wanted = lowest_bits(!seen & layout.word_mask(word), claim);
             if wanted == 0 {
                 continue;
             }
@@ -655,6 +688,7 @@ impl Heap {
                     let mut state = self.state();
                     let pool = state.pools.entry((server, class)).or_default();
                     pool.word = word;
+                    pool.claimed = pool.claimed.saturating_add(wanted.count_ones());
                     for bit in (0..64).filter(|bit| wanted >> bit & 1 == 1) {
                         let object = u32::try_from(word * 64 + bit).unwrap_or(0);
                         pool.free.push((chunk.add(layout.object_offset(object)), false));
@@ -701,20 +735,20 @@ impl Heap {
         }
     }
 
-    /// Clears the bits of free objects beyond [`MAX_FREE`] a class.
+    /// Clears the bits of free objects beyond what a session keeps of a class.
     async fn give_back_surplus(&self, op: &Op) -> Result<(), FabricError> {
-        let surplus = self.take_free_beyond(MAX_FREE);
+        let surplus = self.take_free_beyond(ClassPool::keeps);
         self.give_back(op, surplus).await
     }
 
-    /// Takes out the free objects beyond so many a class. What is of an index that is being dropped is not given back: its chunks may be
+    /// Takes out the free objects beyond what is kept of a class. What is of an index that is being dropped is not given back: its chunks may be
     /// another's any moment.
-    fn take_free_beyond(&self, keep: usize) -> Objects {
+    fn take_free_beyond(&self, keeps: impl Fn(&ClassPool, Class) -> usize) -> Objects {
         let dropping = self.inner.session.dropping();
         let mut taken = Vec::new();
         for ((_, class), pool) in &mut self.state().pools {
             if !dropping.contains(&class.index) {
-                let keep = pool.free.len().min(keep);
+                let keep = pool.free.len().min(keeps(pool, *class));
                 taken.extend(pool.free.drain(keep..).map(|(addr, _)| (*class, addr)));
             }
         }
@@ -851,7 +885,7 @@ impl Heap {
         if self.state().limbo.is_empty() {
             self.free_pages(&op).await?;
         }
-        let free = self.take_free_beyond(0);
+        let free = self.take_free_beyond(|_, _| 0);
         self.give_back(&op, free).await?;
         let state = self.state();
         Ok(state.limbo.len() + state.collecting as usize)

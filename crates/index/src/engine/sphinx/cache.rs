@@ -327,10 +327,23 @@ impl Tree {
             table.insert(op, self, hash, entry).await?;
             self.forget_if_dead(op, hash, node).await
         };
-        if let Some(filter) = &finder.filter {
+        self.note(hash);
+        unless_fenced(Box::pin(announced).await)
+    }
+
+    /// Tells the filter of a node, if anybody asks the filter.
+    fn note(&self, hash: u64) {
+        if let Some(Finder { filter: Some(filter), .. }) = self.finder() {
             filter.insert(hash);
         }
-        unless_fenced(Box::pin(announced).await)
+    }
+
+    /// Says that the hash entry of a prefix will be written soon.
+    pub(super) fn expect_entry(&self, op: &Op, hash: u64) {
+        let Some(finder) = &self.shared.finder else { return };
+        for (addr, bytes) in finder.table(&self.shared, hash).probe(hash).places() {
+            op.expect(addr, bytes);
+        }
     }
 
     /// Removes the hash entry of a node that died while it was written: whoever buried the node may have looked for it too early.
@@ -359,9 +372,7 @@ impl Tree {
     /// Enters a node that is marked as linked into its hash table, and into the filter.
     pub(super) async fn enter(&self, op: &Op, hash: u64, node: NodeRef) -> Result<(), IndexError> {
         let Some(finder) = &self.shared.finder else { return Ok(()) };
-        if let Some(filter) = &finder.filter {
-            filter.insert(hash);
-        }
+        self.note(hash);
         let inserted = finder.table(&self.shared, hash).insert(op, self, hash, entry_of(hash, node)).await;
         unless_fenced(inserted)
     }

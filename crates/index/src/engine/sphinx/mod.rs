@@ -21,7 +21,7 @@
 //!    longer than an intent, only the head and what changes at the end of the value are written; if more changes, 5. Behind every value
 //!    there is room for a few bytes more, which only *adjust* uses: it needs no memory.
 //! 4. **insert**: WRITE the leaf; under the lock of the node, WRITE the slot that leads to it. Where the way parts from the keys that
-//!    are there, a new Node4 takes the old child and the new leaf, and the slot leads to the Node4.
+//!    are there, a new node takes the old child and the new leaf, and the slot leads to that node: a Node4, or where keys are dense a Node16.
 //! 5. **out of place**: freeze the old leaf under its lock (*moved*); under the lock of the node turn the slot to a new leaf.
 //! 6. **delete**: mark the leaf as *deleted* under its lock; then clear the slot under the lock of the node.
 //! 7. **grow, shrink, re-compress**: freeze the node under its lock (*dead*); under the lock of the parent turn the slot to a larger or

@@ -152,8 +152,12 @@ impl Tree {
                         let slot = slot_of(key, stop.head.depth + 1) as u64;
                         op.approach(&[(node.addr, NODE_SLOTS_AT), (node.addr.add(slot), 8)]).await;
                     }
-                    // Slots fill from the front, and a processor has only so many lines on their way at a time.
-                    kind => op.approach(&[(node.addr, kind.bytes().min(2 * LINE))]).await,
+                    // Slots fill from the front, and a processor has only so many lines on their way at a time. Whoever is about to add one
+                    // looks at all of them.
+                    kind => {
+                        let lines = if purpose == Purpose::Change { 3 } else { 2 };
+                        op.approach(&[(node.addr, kind.bytes().min(lines * LINE))]).await;
+                    }
                 }
             }
         }

@@ -97,6 +97,11 @@ impl Tree {
         self.shared.locks.lock_and_read(op, self.number, (addr, bytes), recover).await
     }
 
+    /// Says that a node's lock will be taken soon.
+    pub(super) fn expect_lock(&self, op: &Op, node: NodeRef) {
+        op.expect(self.shared.locks.table().lock_of(node.addr).addr, 8);
+    }
+
     /// Takes the lock of a node and reads it.
     pub(super) async fn lock_node(&self, op: &Op, node: NodeRef) -> Result<(Held, Node<Buf>), IndexError> {
         let (held, bytes) = self.lock(op, node.addr, node.kind.bytes()).await?;
@@ -164,7 +169,8 @@ impl Tree {
         }
         self.shared.locks.finish_with(op, held, &writes, Behind { slot: None, retire }).await?;
         if let Some((class, addr)) = retire {
-            self.retire(op, class, addr).await?;
+            // Boxed: an insert retires nothing, and its future would be as large.
+            Box::pin(self.retire(op, class, addr)).await?;
         }
         Ok(Turned::Done { is_too_large })
     }
@@ -183,7 +189,7 @@ impl Tree {
         Err(full.map_or(IndexError::Contended { what: "a memory server", attempts: 0 }, IndexError::from))
     }
 
-    /// The same without waiting, for those who hold a lock: what was reserved, if it is of this class, or what is at hand.
+    /// The same without waiting, for those who hold a lock or like it quick: what was reserved, if it is of this class, or what is at hand.
     pub(super) fn at_hand(&self, change: &Change<'_>, server: ServerId, class: Class) -> Option<Room> {
         let reserved = change.reserved.object.take().filter(|room| room.class() == class);
         reserved.or_else(|| self.shared.pool.heap().room_at_hand(change.op, server, class))
@@ -205,10 +211,9 @@ impl Tree {
     ) -> Result<(Room, LeafRef), IndexError> {
         let (server, class) = self.leaf_place(change, value)?;
         let object = self.shared.leaf_class(class);
-        let reserved = change.reserved.object.take().filter(|room| room.class() == object);
-        let room = match reserved {
+        let room = match self.at_hand(change, server, object) {
             Some(room) => room,
-            None => self.allocate(change.op, server, object).await?,
+            None => Box::pin(self.allocate(change.op, server, object)).await?,
         };
         self.write_leaf(change, room, class, value).await
     }
@@ -275,7 +280,7 @@ impl Tree {
         let is_prefix = change.prefixes.get(stop.head.depth) == Some(stop.hash)
             || self.shared.config.sabotage.skip_prefix_check && stop.step.is_some();
         if let (true, Some(step)) = (is_prefix, stop.step) {
-            return Box::pin(self.attach(change, way, (last, step), value)).await;
+            return self.attach(change, way, (last, step), value).await;
         }
         // The key parts from those below this node before it ends: where, any of them tells.
         match self.some_key(change.op, stop.node).await? {
@@ -292,16 +297,18 @@ impl Tree {
         (at, step): (usize, Step),
         value: &[u8],
     ) -> Result<Option<bool>, IndexError> {
+        let node = way.stops[at].node;
+        self.expect_lock(change.op, node);
         let (mut room, leaf) = self.new_leaf(change, value).await?;
         let slot = to_leaf(step, leaf)?;
-        let node = way.stops[at].node;
         match self.turn(change.op, node, step, (Slot::EMPTY, slot), &mut [&mut room], None).await? {
             Turned::Full => {
-                let replaced = self.replace(change, way, at, Some((step, slot, &mut room))).await?;
+                let added = Some((step, slot, &mut room));
+                let replaced = Box::pin(self.replace(change, way, at, added)).await?;
                 Ok(replaced.then_some(true))
             }
             Turned::Done { .. } => Ok(Some(true)),
-            Turned::Dead => self.replace(change, way, at, None).await.map(|_| None),
+            Turned::Dead => Box::pin(self.replace(change, way, at, None)).await.map(|_| None),
             Turned::Changed => Ok(None),
         }
     }

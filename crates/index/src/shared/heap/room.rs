@@ -3,6 +3,9 @@
 use super::{Class, Heap};
 use farwood_fabric::{Endpoint, FabricError, GlobalAddr, Op, ServerId};
 
+/// So much of the next object is asked for ahead.
+const MAX_EXPECTED_BYTES: usize = 256;
+
 /// Room for an object, in the hands of one operation. Dropped, it goes back to the heap, once nothing can be written to it any more.
 #[derive(Debug)]
 pub struct Room {
@@ -68,7 +71,12 @@ impl Heap {
 
     /// Room on `server` that is at hand: for those who hold a lock, and must not wait.
     pub fn room_at_hand(&self, op: &Op, server: ServerId, class: Class) -> Option<Room> {
-        self.take_free(server, class).map(|addr| Room::new(self, op, class, addr))
+        let (addr, next) = self.take_free_with_next(server, class)?;
+        if let Some(next) = next {
+            // It is in no cache, and WRITEs wait for it.
+            op.expect(next, usize::try_from(class.object_bytes).unwrap_or(0).min(MAX_EXPECTED_BYTES));
+        }
+        Some(Room::new(self, op, class, addr))
     }
 
     /// Takes back an object that was never linked, once nothing that `endpoint` posted can be written to it any more.

@@ -81,6 +81,8 @@ impl Tree {
         let (stop, parent) = (way.stops[at], way.stops[at - 1]);
         let node = stop.node;
         let Some(parent_step) = parent.step else { return Ok(Attempt::Needless) };
+        self.expect_lock(change.op, parent.node);
+        self.expect_entry(change.op, stop.hash);
         let added = add.as_ref().map(|(step, slot, _)| (*step, *slot));
         let Some((children, mut room)) = self.freeze(change, stop, added).await? else {
             return Ok(Attempt::Needless);

@@ -1,9 +1,9 @@
-//! A new Node4 where a key parts from those that are there.
+//! A new node where a key parts from those that are there.
 
 use crate::api::IndexError;
 use crate::engine::sphinx::layout::{Head, NodeKind, NodeRef, Slot, Step};
 use crate::engine::sphinx::node::{Children, build, prefix};
-use crate::engine::sphinx::read::Way;
+use crate::engine::sphinx::read::{Stop, Way};
 use crate::engine::sphinx::write::{Change, Turned, to_leaf};
 use crate::engine::sphinx::{Tree, corrupt};
 use crate::shared::heap::Room;
@@ -15,19 +15,31 @@ pub(in super::super) fn common_bytes(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
+/// The kind of a new node at this depth below `parent`. Where bytes that follow each other both branch, and the parent has outgrown a
+/// Node4, keys are dense over some alphabet: digits, letters. There most nodes outgrow a Node4, and growing costs more than twice what a new node
+/// does. Not below a Node256, whose children may have any byte: most nodes at the lower end of keys of random bytes have two children.
+fn first_kind(parent: &Stop, depth: usize) -> NodeKind {
+    let is_dense = matches!(parent.node.kind, NodeKind::N16 | NodeKind::N48);
+    if is_dense && parent.head.depth + 1 == depth { NodeKind::N16 } else { NodeKind::N4 }
+}
+
 impl Tree {
     /// WRITEs a new node that nobody knows yet.
     async fn new_node(
         &self,
-        op: &Op,
+        change: &Change<'_>,
         (kind, depth): (NodeKind, usize),
         hash: u64,
         children: &Children,
     ) -> Result<(Room, NodeRef), IndexError> {
         let server = prefix::server_of(hash, self.shared.servers());
-        let room = self.allocate(op, server, self.shared.node_class(kind)).await?;
+        let class = self.shared.node_class(kind);
+        let room = match self.at_hand(change, server, class) {
+            Some(room) => room,
+            None => Box::pin(self.allocate(change.op, server, class)).await?,
+        };
         let addr = room.addr();
-        self.write_node(op, addr, (kind, depth), hash, children).await?;
+        self.write_node(change.op, addr, (kind, depth), hash, children).await?;
         Ok((room, NodeRef { addr, kind }))
     }
 
@@ -63,11 +75,14 @@ impl Tree {
             return Ok(None);
         };
         let Some(hash) = change.prefixes.get(common).filter(|_| ours != theirs) else { return Ok(None) };
+        self.expect_lock(change.op, parent.node);
+        self.expect_entry(change.op, hash);
         let (mut leaf_room, leaf) = self.new_leaf(change, value).await?;
         let mut children: Children =
             [(ours, to_leaf(ours, leaf)?), (theirs, parent.slot)].into_iter().collect();
         children.sort_unstable_by_key(|(step, _)| *step);
-        let (mut node_room, node) = self.new_node(change.op, (NodeKind::N4, common), hash, &children).await?;
+        let kind = first_kind(parent, common);
+        let (mut node_room, node) = self.new_node(change, (kind, common), hash, &children).await?;
         if self.shared.config.sabotage.entry_before_node {
             self.announce(change.op, hash, node, None).await?;
         }

@@ -48,7 +48,7 @@ impl Probe {
     /// [`Table::look_up_surely`].
     pub fn candidates(&self, pairs: [&Buf; 2], matches: impl Fn(u64) -> bool) -> Option<Candidates> {
         let mut found = Candidates::new();
-        for slot in self.slots(pairs) {
+        for slot in self.slots(|pair, n| pairs[pair].word(n * 8)) {
             if matches(slot.entry & !FROZEN) {
                 if slot.entry & FROZEN != 0 {
                     marks::hit("hash_entry_frozen");
@@ -60,18 +60,14 @@ impl Probe {
         (!found.is_empty()).then_some(found)
     }
 
-    /// All slots that are not empty, as they are.
-    pub(super) fn slots(&self, pairs: [&Buf; 2]) -> impl Iterator<Item = Slot> {
-        let mut slots: SmallVec<[Slot; 32]> = SmallVec::new();
-        for (offset, buf) in self.pairs.iter().zip(pairs) {
-            for n in 0..PAIR_BYTES / 8 {
-                let entry = buf.word(n * 8);
-                if entry != 0 {
-                    slots.push(Slot { addr: self.subtable.add(offset + n as u64 * 8), entry });
-                }
-            }
-        }
-        slots.into_iter()
+    /// All slots that are not empty, as they are, given each pair's words by their number.
+    pub(super) fn slots(&self, word: impl Fn(usize, usize) -> u64) -> impl Iterator<Item = Slot> {
+        (0..2 * PAIR_WORDS).filter_map(move |number| {
+            let (pair, n) = (number / PAIR_WORDS, number % PAIR_WORDS);
+            let entry = word(pair, n);
+            let addr = self.subtable.add(self.pairs[pair] + n as u64 * 8);
+            (entry != 0).then_some(Slot { addr, entry })
+        })
     }
 }
 
@@ -79,19 +75,45 @@ impl Probe {
 #[derive(Debug)]
 pub(super) struct Seen {
     pub(super) probe: Probe,
-    pairs: [Buf; 2],
+    pairs: Pairs,
     pub(super) state: State,
 }
 
+/// The words of both pairs.
+pub(super) type Pairs = [[u64; PAIR_WORDS]; 2];
+const PAIR_WORDS: usize = PAIR_BYTES / 8;
+
 impl Seen {
+    /// As they were read.
     pub(super) fn new(probe: Probe, pairs: [Buf; 2], state: State) -> Self {
+        let pairs = pairs.map(|buf| std::array::from_fn(|n| buf.word(n * 8)));
         Self { probe, pairs, state }
+    }
+
+    /// The same by a look, behind a CAS if there is one, where this thread can look itself; and the word before the CAS.
+    pub(super) async fn here(
+        op: &Op,
+        probe: Probe,
+        swap: Option<(GlobalAddr, u64, u64)>,
+    ) -> Option<Result<(u64, Self), IndexError>> {
+        let (mut pairs, mut raw) = (Pairs::default(), 0);
+        let [one, two] = probe.places();
+        let places = [one, two, (probe.subtable.add(STATE_AT), 8)];
+        let looked = op.swap_and_look_here(swap, places, |n, words| match pairs.get_mut(n) {
+            Some(pair) => pair.iter_mut().enumerate().for_each(|(n, word)| *word = words.get(n * 8)),
+            None => raw = words.get(0),
+        })?;
+        op.endpoint().breathe().await;
+        Some(match looked {
+            Ok(before) => decode(raw, probe.subtable).map(|state| (before, Self { probe, pairs, state })),
+            Err(error) => Err(error.into()),
+        })
     }
 
     /// The entries that match, frozen or not; as the tree knows them.
     pub(super) fn matching(&self, matches: impl Fn(u64) -> bool) -> Candidates {
         let mut found = Candidates::new();
-        for slot in self.probe.slots(self.pairs()) {
+        for slot in self.slots() {
             let plain = Slot { entry: slot.entry & !FROZEN, ..slot };
             if matches(plain.entry) {
                 push(&mut found, plain);
@@ -102,20 +124,19 @@ impl Seen {
 
     /// The slots with this very word.
     pub(super) fn copies_of(&self, word: u64) -> Candidates {
-        self.probe.slots(self.pairs()).filter(|slot| slot.entry == word).collect()
+        self.slots().filter(|slot| slot.entry == word).collect()
     }
 
-    fn pairs(&self) -> [&Buf; 2] {
-        let [one, two] = &self.pairs;
-        [one, two]
+    fn slots(&self) -> impl Iterator<Item = Slot> {
+        self.probe.slots(|pair, n| self.pairs[pair][n])
     }
 
     /// The slot that a new entry goes into: in the emptier pair, in the main bucket if it has room.
     pub(super) fn empty_slot(&self) -> Option<GlobalAddr> {
-        let empty = |pair: &Buf| (0..PAIR_BYTES / 8).filter(|n| pair.word(n * 8) == 0).count();
-        let emptier = usize::from(empty(&self.pairs[1]) > empty(&self.pairs[0]));
-        let (offset, buf) = (self.probe.pairs[emptier], &self.pairs[emptier]);
-        let slot = slot_order(offset).find(|n| buf.word(n * 8) == 0)?;
+        let [one, two] = self.pairs.map(|pair| pair.iter().filter(|word| **word == 0).count());
+        let emptier = usize::from(two > one);
+        let (offset, words) = (self.probe.pairs[emptier], &self.pairs[emptier]);
+        let slot = slot_order(offset).find(|n| words[*n] == 0)?;
         Some(self.probe.subtable.add(offset + slot as u64 * 8))
     }
 }
@@ -186,6 +207,9 @@ impl Table {
 
     /// READs pairs, and behind them the state.
     pub(super) async fn look(&self, op: &Op, probe: Probe) -> Result<Seen, IndexError> {
+        if let Some(seen) = Seen::here(op, probe, None).await {
+            return seen.map(|(_, seen)| seen);
+        }
         let state_at = probe.subtable.add(STATE_AT);
         for _ in 0..MAX_ATTEMPTS {
             let mut batch = Batch::new(self.server());

@@ -196,6 +196,14 @@ impl Table {
         old: u64,
         new: u64,
     ) -> Result<Swap, IndexError> {
+        if let Some(looked) = Seen::here(op, probe, Some((slot, old, new))).await {
+            let (before, behind) = looked?;
+            if before == old {
+                return Ok(Swap::Done(behind));
+            }
+            marks::hit("lost_cas");
+            return Ok(Swap::Lost);
+        }
         let mut batch = Batch::new(self.server());
         let cas = batch.cas(slot, old, new);
         let reads = probe.places().map(|(addr, bytes)| batch.read(addr, bytes));
