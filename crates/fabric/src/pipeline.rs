@@ -240,7 +240,7 @@ pub async fn run_all<F: Future, E>(
                 }
             }
             is_through |= failed.is_some();
-            if pipeline.len() == 0 && is_through {
+            if pipeline.is_empty() && is_through {
                 return Poll::Ready(());
             }
             // Those in front may have ended while the last ones were started.
