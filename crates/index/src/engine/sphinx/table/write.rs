@@ -9,6 +9,10 @@ use farwood_fabric::{Batch, GlobalAddr, Op, marks};
 use smallvec::SmallVec;
 
 /// What became of an attempt to change a slot.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is rarely anything else, and a box would cost an allocation each time"
+)]
 enum Swap {
     /// It is changed; and what was seen behind that.
     Done(Seen),
