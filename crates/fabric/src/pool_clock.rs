@@ -5,7 +5,7 @@
 //!
 //! 1. The coordinator read its clock after the heartbeat was sent and before the reply was here: so the difference between its clock and
 //!    ours lies between two bounds.
-//! 2. Bounds age: clocks drift, by at most [`DRIFT_PPM`].
+//! 2. Bounds age: clocks drift, by at most five times as much as quartz does.
 //! 3. A new sample narrows what is known. If the two have nothing in common, the coordinator's clock was set, or there is another
 //!    coordinator: then the new one counts alone.
 //!
@@ -14,7 +14,7 @@
 use crate::clock::{MILLISECOND, Nanos, SECOND};
 use std::sync::{Mutex, PoisonError};
 
-/// By how much two clocks drift apart, in millionths: five times as much as quartz does.
+/// By how much two clocks drift apart, in millionths.
 const DRIFT_PPM: u64 = 500;
 
 /// Milliseconds since 1970.

@@ -83,7 +83,7 @@ impl Budget {
         let all = clients.list();
         let (going, mut staying): (Vec<_>, Vec<_>) =
             all.into_iter().filter(|client| memory_of(client) > 0).partition(|client| client.is_evicted());
-        let promised: u64 = going.iter().map(|client| memory_of(client)).sum();
+        let promised: u64 = going.iter().map(memory_of).sum();
         let mut left = self.used().saturating_sub(promised);
         staying.sort_by_key(|client| std::cmp::Reverse((stands_still(client, seconds), memory_of(client))));
         for client in staying {

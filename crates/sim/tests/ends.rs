@@ -107,7 +107,7 @@ fn run<E: Engine>(engine: &E, shape: Shape, is_immediate: bool, seed: u64) -> Re
         index.scan_ends(range, 40, false, END_BYTES, &mut each).await?;
         let between = endpoint.totals().bytes_read;
         let mut each = |key: &[u8], value: &[u8]| {
-            values.push((key.to_vec(), value[value.len() - value.len().min(END_BYTES)..].to_vec()))
+            values.push((key.to_vec(), value[value.len() - value.len().min(END_BYTES)..].to_vec()));
         };
         index.scan_with(range.0, range.1, 40, false, &mut each).await?;
         assert!(ends.len() == 40 && ends == values);

@@ -389,7 +389,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
         let key = (spec.keys == Keys::One || (spec.keys == Keys::All && request.len() == 2))
             .then(|| hash(&request[1]));
         let started = shard.is_sampled().then(|| shard.common.now());
-        if self.under_way.len() > 0 {
+        if !self.under_way.is_empty() {
             self.make_way(key, spec.writes).await;
         }
         let (execute, shard) = (self.execute, &self.shard);

@@ -92,7 +92,7 @@ async fn sweep_once<S: Store>(shard: &Shard<S>, page: usize) -> Result<Found, Re
             match envelope::open(end).expires_at {
                 Some(at) if at <= now => expired.push(key.to_vec()),
                 Some(at) => {
-                    found.first_deadline = Some(found.first_deadline.map_or(at, |first| first.min(at)))
+                    found.first_deadline = Some(found.first_deadline.map_or(at, |first| first.min(at)));
                 }
                 None => {}
             }

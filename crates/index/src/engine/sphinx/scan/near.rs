@@ -123,6 +123,21 @@ fn push(ahead: &mut Ahead, slot: Slot, on_edge: OnEdge) -> bool {
     target.map(|target| ahead.push((target, on_edge))).is_some()
 }
 
+/// A leaf with the end of its value, whose first bytes were seen; none, if that is to be read with waiting.
+fn look_at_end(
+    op: &Op,
+    at: LeafRef,
+    end_bytes: usize,
+    first: &[u8],
+) -> Result<Option<Leaf<Vec<u8>>>, IndexError> {
+    let Some(outline) = Outline::of(first, end_bytes, at.class.bytes()) else { return Ok(None) };
+    let ((from, to), mut words) = (outline.words(), Vec::new());
+    let seen = op.look(at.addr.add(from as u64), to - from, |seen| seen.copy_to(&mut words));
+    let Some(seen) = seen else { return Ok(None) };
+    seen?;
+    Ok(Some(outline.with_end(first, &words[outline.end_at - from..][..outline.end_bytes])))
+}
+
 impl Tree {
     pub(super) async fn scan_near(
         &self,
@@ -158,22 +173,6 @@ impl Tree {
         Ok(())
     }
 
-    /// A leaf with the end of its value, whose first bytes were seen; none, if that is to be read with waiting.
-    fn look_at_end(
-        &self,
-        op: &Op,
-        at: LeafRef,
-        end_bytes: usize,
-        first: &[u8],
-    ) -> Result<Option<Leaf<Vec<u8>>>, IndexError> {
-        let Some(outline) = Outline::of(first, end_bytes, at.class.bytes()) else { return Ok(None) };
-        let ((from, to), mut words) = (outline.words(), Vec::new());
-        let seen = op.look(at.addr.add(from as u64), to - from, |seen| seen.copy_to(&mut words));
-        let Some(seen) = seen else { return Ok(None) };
-        seen?;
-        Ok(Some(outline.with_end(first, &words[outline.end_at - from..][..outline.end_bytes])))
-    }
-
     /// Goes on as long as it need not wait for anything.
     fn look_near(&self, op: &Op, scan: &mut Scan<'_>, room: &mut Room) -> Result<Halt, IndexError> {
         for _ in 0..LEAVES_PER_TURN {
@@ -204,7 +203,7 @@ impl Tree {
                 None => false,
             };
             if let Some(end_bytes) = scan.end_bytes.filter(|_| first_bytes < at.class.bytes()) {
-                match self.look_at_end(op, at, end_bytes, &room.leaf)?.filter(|_| is_seen) {
+                match look_at_end(op, at, end_bytes, &room.leaf)?.filter(|_| is_seen) {
                     Some(leaf) if scan.weigh(&leaf, on_edge) => {}
                     Some(_) => room.clear(),
                     None => return Ok(Halt::Torn(at, on_edge)),
