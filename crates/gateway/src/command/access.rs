@@ -183,7 +183,8 @@ impl<S: Store> Shard<S> {
         work: impl AsyncFn(&'a [u8]) -> Result<T, Refused>,
         mut took: impl FnMut(T) -> Result<(), Refused>,
     ) -> Result<(), Refused> {
-        run_all(&self.company, keys.map(|key| work(key)), WIDTH, |output| took(output?)).await
+        let width = if self.slots.are_scarce() { 1 } else { WIDTH };
+        run_all(&self.company, keys.map(|key| work(key)), width, |output| took(output?)).await
     }
 
     /// The number of keys for which something is so.

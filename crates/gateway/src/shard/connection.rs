@@ -21,6 +21,7 @@
 use super::Shard;
 use super::accept::Guest;
 use super::output::{BLOCK_BYTES, Output};
+use super::slots::Slot;
 use super::sockets::Socket;
 use crate::budget::FREE_BYTES;
 use crate::clients::Client;
@@ -77,6 +78,7 @@ struct Tag {
     writes: bool,
     number: usize,
     started: Option<Nanos>,
+    _slot: Slot,
 }
 
 pub(super) struct Connection<S: Store, F: Future<Output = Reply>> {
@@ -392,10 +394,11 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
         if !self.under_way.is_empty() {
             self.make_way(key, spec.writes).await;
         }
+        let slot = self.take_slot().await;
         let (execute, shard) = (self.execute, &self.shard);
         let under_way = &mut self.under_way;
         let order = if spec.writes && shard.common.options.keeps_order { Order::InTurn } else { Order::Free };
-        let mut given = Some((request, Tag { key, writes: spec.writes, number, started }));
+        let mut given = Some((request, Tag { key, writes: spec.writes, number, started, _slot: slot }));
         let ended = std::future::poll_fn(|context| {
             let started = given.take().and_then(|(request, tag)| {
                 under_way.start(|| execute(Rc::clone(shard), spec, request), (tag, order), more, context)
@@ -449,6 +452,19 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
                 (true, length) => self.settle(length - 1).await,
                 (false, length) if length >= self.width => self.settle(self.width - 1).await,
                 (false, _) => return,
+            }
+        }
+    }
+
+    /// Waits until one more command may be under way on this thread. Meanwhile those of this client go on.
+    async fn take_slot(&mut self) -> Slot {
+        loop {
+            if let Some(slot) = self.shard.slots.try_take() {
+                return slot;
+            }
+            match self.under_way.len() {
+                0 => return self.shard.slots.take().await,
+                length => self.settle(length - 1).await,
             }
         }
     }

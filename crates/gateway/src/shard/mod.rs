@@ -10,6 +10,7 @@
 //! |---|---|
 //! | `sockets` | the thread's sockets, behind one epoll descriptor |
 //! | `connection`, `output` | one client; the replies that it has not read |
+//! | `slots` | how many commands are under way |
 //! | `accept` | taking in new clients |
 //! | `balance` | spreading clients over threads |
 //! | `deadlines`, `sweep` | removing keys that have expired |
@@ -21,6 +22,7 @@ mod chores;
 mod connection;
 mod deadlines;
 mod output;
+mod slots;
 mod sockets;
 mod sweep;
 
@@ -41,6 +43,7 @@ use farwood_fabric::pipeline::Boxes;
 use farwood_fabric::{Company, Endpoint, Executor, marks};
 use farwood_index::{IndexError, Limits, OrderedIndex, Pool};
 use output::BLOCK_BYTES;
+use slots::Slots;
 use sockets::Sockets;
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -72,6 +75,7 @@ pub(crate) struct Shard<S: Store> {
     balance: Balance,
     finder: Finder,
     pub(crate) deadlines: Deadlines,
+    pub(crate) slots: Rc<Slots>,
     /// How long keys and values may be.
     pub(crate) limits: Limits,
     handles: RefCell<Vec<S::Handle>>,
@@ -199,6 +203,7 @@ impl<S: Store> Shard<S> {
             executor: executor.clone(),
             stats: Arc::clone(&common.threads[number]),
             seconds: Cell::new(common.seconds()),
+            slots: Slots::new(common.options.client_memory_bytes, inboxes.len()),
             common,
             stop,
             number,
