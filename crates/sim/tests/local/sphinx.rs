@@ -105,14 +105,17 @@ fn values_up_to_a_mebibyte_and_keys_up_to_four_kibibytes() {
         let opened = Opened::create(&cluster, Sphinx::new(Config::default())).await.expect("created");
         let tree = &opened.tree;
         let long_key = vec![0xff; 4096];
-        for bytes in [0, 1, 63, 64, 1000, 5000, 70_000, 1 << 20, 3, (1 << 20) - 1, 0] {
+        // A mebibyte, and what whoever stores it keeps beside it.
+        let longest = tree.limits().value_bytes;
+        assert!(longest > 1 << 20);
+        for bytes in [0, 1, 63, 64, 1000, 5000, 70_000, longest, 3, 1 << 20, 0] {
             for key in [&b""[..], b"k", &long_key] {
                 let value = vec![u8::try_from(bytes % 251).expect("small"); bytes];
                 tree.put(key, &value).await.expect("put");
                 assert_eq!(tree.get(key).await.expect("got"), Some(value));
             }
         }
-        assert!(matches!(tree.put(b"k", &vec![0; (1 << 20) + 1]).await, Err(IndexError::BadValue { .. })));
+        assert!(matches!(tree.put(b"k", &vec![0; longest + 1]).await, Err(IndexError::BadValue { .. })));
         assert!(matches!(tree.put(&[0; 4097], b"").await, Err(IndexError::BadKey { .. })));
         assert!(matches!(tree.get(&[0; 4097]).await, Err(IndexError::BadKey { .. })));
         opened.check().await;
