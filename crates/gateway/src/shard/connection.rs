@@ -59,6 +59,10 @@ const WIDTH: usize = 32;
 /// ...and so many bytes of replies that they are expected to bring.
 const WINDOW_BYTES: usize = 256 << 10;
 
+/// A reply of so many bytes is long, and a command with so many arguments may bring one.
+const HEAVY_BYTES: usize = 64 << 10;
+const MANY_KEYS: usize = 8;
+
 /// How commands are carried out.
 pub(super) type Execute<S, F> = fn(Rc<Shard<S>>, &'static Spec, Request) -> F;
 
@@ -96,6 +100,8 @@ pub(super) struct Connection<S: Store, F: Future<Output = Reply>> {
     under_way: Pipeline<F, Tag>,
     /// How many may be under way together: twice as many after every reply, as far as replies like it fit into [`WINDOW_BYTES`].
     width: usize,
+    /// Its last reply was long: the next ones may be.
+    is_heavy: bool,
     execute: Execute<S, F>,
 }
 
@@ -119,6 +125,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
             active_in: 0,
             under_way: Pipeline::new(boxes),
             width: 1,
+            is_heavy: false,
             execute,
         }
     }
@@ -394,7 +401,8 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
         if !self.under_way.is_empty() {
             self.make_way(key, spec.writes).await;
         }
-        let slot = self.take_slot().await;
+        let brings_much = self.is_heavy || spec.keys == Keys::Whole || request.len() > MANY_KEYS;
+        let slot = self.take_slot(brings_much).await;
         let (execute, shard) = (self.execute, &self.shard);
         let under_way = &mut self.under_way;
         let order = if spec.writes && shard.common.options.keeps_order { Order::InTurn } else { Order::Free };
@@ -415,6 +423,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
         note(&self.shard, &reply, tag);
         let bytes = self.push(reply);
         self.width = next_width(self.width, bytes);
+        self.is_heavy = bytes >= HEAVY_BYTES;
     }
 
     /// Adds a reply; its length.
@@ -457,13 +466,13 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
     }
 
     /// Waits until one more command may be under way on this thread. Meanwhile those of this client go on.
-    async fn take_slot(&mut self) -> Slot {
+    async fn take_slot(&mut self, is_heavy: bool) -> Slot {
         loop {
-            if let Some(slot) = self.shard.slots.try_take() {
+            if let Some(slot) = self.shard.slots.try_take(is_heavy) {
                 return slot;
             }
             match self.under_way.len() {
-                0 => return self.shard.slots.take().await,
+                0 => return self.shard.slots.take(is_heavy).await,
                 length => self.settle(length - 1).await,
             }
         }
@@ -478,11 +487,14 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
             self.output.give_block(self.shard.take_block());
         }
         let (under_way, output, width) = (&mut self.under_way, &mut self.output, &mut self.width);
+        let is_heavy = &mut self.is_heavy;
         let (shard, protocol) = (&self.shard, self.talk.protocol);
         std::future::poll_fn(|context: &mut Context<'_>| {
             under_way.advance(context, |reply, tag| {
                 note(shard, &reply, &tag);
-                *width = next_width(*width, output.push(reply, protocol));
+                let bytes = output.push(reply, protocol);
+                *width = next_width(*width, bytes);
+                *is_heavy = bytes >= HEAVY_BYTES;
             });
             if under_way.len() <= most { Poll::Ready(()) } else { Poll::Pending }
         })

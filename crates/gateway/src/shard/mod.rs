@@ -75,7 +75,7 @@ pub(crate) struct Shard<S: Store> {
     balance: Balance,
     finder: Finder,
     pub(crate) deadlines: Deadlines,
-    pub(crate) slots: Rc<Slots>,
+    pub(crate) slots: Slots,
     /// How long keys and values may be.
     pub(crate) limits: Limits,
     handles: RefCell<Vec<S::Handle>>,
