@@ -11,6 +11,9 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 /// How long a command waits for room.
 pub(crate) const PATIENCE_NS: Nanos = 2 * SECOND;
+/// So many commands wait at a time; others are told at once that the store is full. A command that waits has a slot, and those of clients
+/// that only read must not wait behind it.
+const MAX_WAITING: u64 = 8;
 /// What a pass has found counts for so long, since others may store what expires sooner.
 const FRUITLESS_MS: Millis = 2_000;
 
@@ -53,7 +56,10 @@ impl Scarcity {
         if now < self.fruitless_until.load(Ordering::SeqCst) {
             return None;
         }
-        self.waiting.fetch_add(1, Ordering::SeqCst);
+        if self.waiting.fetch_add(1, Ordering::SeqCst) >= MAX_WAITING {
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+            return None;
+        }
         let removed = self.removed.load(Ordering::SeqCst);
         Some(Waiting { scarcity: self, removed, pass: self.begun.load(Ordering::SeqCst) + 1 })
     }
@@ -119,6 +125,17 @@ mod tests {
         scarcity.end_pass(pass, 0, 0, None);
         assert_eq!(waiting.look(), Room::None);
         drop(waiting);
+        assert!(!scarcity.is_pressing());
+    }
+
+    #[test]
+    fn few_wait_at_a_time() {
+        let scarcity = Scarcity::default();
+        let mut waiting: Vec<_> = (0..20).filter_map(|_| scarcity.want(0)).collect();
+        assert_eq!(waiting.len() as u64, MAX_WAITING);
+        waiting.pop();
+        assert!(scarcity.want(0).is_some());
+        waiting.clear();
         assert!(!scarcity.is_pressing());
     }
 
