@@ -9,7 +9,7 @@ use crate::mem::RacyMemory;
 use smallvec::SmallVec;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
@@ -22,6 +22,9 @@ const CLASSES: usize = 18;
 pub const LARGEST_POOLED: usize = SMALLEST << (CLASSES - 1);
 const SLAB: usize = 256 * 1024;
 const ALIGN: usize = 64;
+/// Blocks that fill a slab are given back to the system beyond so many bytes of them that nobody has: whoever once had many long values
+/// in its hands does not keep the room for them.
+const MAX_SPARE_LARGE: usize = 8 << 20;
 const _: () = assert!(LARGEST_POOLED == 8 << 20);
 
 /// Makes memory known to a network card.
@@ -71,6 +74,8 @@ struct PoolInner {
     free: RefCell<[Vec<NonNull<u8>>; CLASSES]>,
     /// By address.
     slabs: RefCell<Vec<Slab>>,
+    /// Bytes of free blocks that fill a slab.
+    spare_large: Cell<usize>,
     registrar: Option<Box<dyn Registrar>>,
 }
 
@@ -83,8 +88,9 @@ struct Slab {
 impl BufPool {
     /// A pool whose buffers a network card knows.
     pub(crate) fn registered(registrar: Box<dyn Registrar>) -> Self {
-        let (free, slabs) = (RefCell::default(), RefCell::default());
-        Self { inner: Rc::new(PoolInner { free, slabs, registrar: Some(registrar) }) }
+        let mut inner = PoolInner::default();
+        inner.registrar = Some(registrar);
+        Self { inner: Rc::new(inner) }
     }
 
     /// A buffer of `len` bytes. Its contents are whatever it held last.
@@ -94,6 +100,10 @@ impl BufPool {
         let block = match class {
             Some(class) => {
                 let recycled = self.inner.free.borrow_mut()[class].pop();
+                if is_large(class) && recycled.is_some() {
+                    let spare = &self.inner.spare_large;
+                    spare.set(spare.get() - (SMALLEST << class));
+                }
                 recycled.unwrap_or_else(|| self.inner.carve(class))
             }
             None => allocate(single(len)),
@@ -126,6 +136,12 @@ fn class_of(len: usize) -> Option<usize> {
     ((class as usize) < CLASSES).then_some(class as usize)
 }
 
+/// Whether a block of this class fills a slab.
+#[inline]
+fn is_large(class: usize) -> bool {
+    SMALLEST << class >= SLAB
+}
+
 fn single(len: usize) -> Layout {
     Layout::from_size_align(len, ALIGN).expect("a buffer is smaller than the address space")
 }
@@ -155,15 +171,39 @@ impl PoolInner {
         }
         slab
     }
+
+    /// Takes back a block that fills a slab.
+    #[cold]
+    fn take_back_large(&self, block: NonNull<u8>, class: usize) {
+        let spare = self.spare_large.get() + (SMALLEST << class);
+        if spare <= MAX_SPARE_LARGE {
+            self.spare_large.set(spare);
+            self.free.borrow_mut()[class].push(block);
+            return;
+        }
+        let slab = {
+            let mut slabs = self.slabs.borrow_mut();
+            let at = slabs.partition_point(|slab| slab.base < block);
+            slabs.remove(at)
+        };
+        debug_assert_eq!(slab.base, block, "a block of this size is a slab");
+        slab.free();
+    }
+}
+
+impl Slab {
+    /// Gives it back to the system. Nobody has a block of it.
+    fn free(self) {
+        drop(self.registration);
+        // SAFETY: allocated in `carve` with this layout.
+        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+    }
 }
 
 impl Drop for PoolInner {
     fn drop(&mut self) {
-        for Slab { base, layout, registration } in self.slabs.get_mut().drain(..) {
-            drop(registration);
-            // SAFETY: allocated in `carve` with this layout; every buffer holds the pool, so none is left.
-            unsafe { dealloc(base.as_ptr(), layout) }
-        }
+        // Every buffer holds the pool, so none is left.
+        self.slabs.get_mut().drain(..).for_each(Slab::free);
     }
 }
 
@@ -229,6 +269,7 @@ impl Drop for Buf {
     #[inline]
     fn drop(&mut self) {
         match class_of(self.len) {
+            Some(class) if is_large(class) => self.pool.take_back_large(self.block, class),
             Some(class) => self.pool.free.borrow_mut()[class].push(self.block),
             // SAFETY: allocated in `take` with this layout.
             None => unsafe { dealloc(self.block.as_ptr(), single(self.len)) },
@@ -300,6 +341,23 @@ mod tests {
             drop(pool.take(1024));
         }
         assert_eq!(pool.slab_bytes(), slabs, "a steady state allocates nothing");
+    }
+
+    #[test]
+    fn room_for_many_long_values_is_given_back() {
+        let pool = BufPool::default();
+        let held: Vec<Buf> = (0..40).map(|n| pool.take(1 << (18 + n % 4))).collect();
+        assert!(pool.slab_bytes() > 4 * MAX_SPARE_LARGE);
+        drop(held);
+        assert!(pool.slab_bytes() <= MAX_SPARE_LARGE);
+        let spare = pool.slab_bytes();
+        for _ in 0..100 {
+            let held: Vec<Buf> = (0..4).map(|_| pool.take(1 << 20)).collect();
+            drop(held);
+        }
+        assert!(pool.slab_bytes() <= spare + (4 << 20) && pool.slab_bytes() <= MAX_SPARE_LARGE);
+        let kept = pool.take(1 << 20).as_ptr();
+        assert_eq!(pool.take(1 << 20).as_ptr(), kept, "some are kept");
     }
 
     #[test]

@@ -3,6 +3,10 @@
 //! Batches become frames in the output; the executor sends them when it has run out of ready tasks and takes in replies, which
 //! come in the order of the requests. What goes beyond the server's credit waits its turn.
 //!
+//! **Short batches do not wait behind long ones.** Batches have no order among each other (contract, rule 3), so long ones wait in a queue of
+//! their own, of which only [`LONG_BYTES_UNDER_WAY`] are under way: that is all that a short batch can find in front of it. What a long
+//! batch will bring gets its room when its turn has come, so that many of them do not take much memory.
+//!
 //! Invariant: a slot stays until its ticket is gone and all its frames are answered. A connection that has broken stays so, and
 //! has nothing in flight.
 
@@ -18,6 +22,7 @@ use crate::exec::{Executor, Source};
 use crate::transport::slots::{Carries, Slots, Ticket};
 use crate::verb::{Batch, BatchFailure, BatchResult, Completed, Output, VerbOutcome};
 use crate::wire::{Malformed, Wire};
+use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell, RefMut};
@@ -33,6 +38,10 @@ const SEND_BYTES: usize = 64 << 10;
 /// What is read at a time; pages that are not needed are not touched.
 const READ_BYTES: usize = 1 << 20;
 const _: () = assert!(READ_BYTES >= 2 * (MAX_REPLY_BYTES + 4));
+/// A batch that moves more than this is long.
+const LONG_BYTES: usize = 32 << 10;
+/// Another frame of a long batch is sent while less than this is under way of them.
+const LONG_BYTES_UNDER_WAY: usize = 256 << 10;
 
 /// What the server allows to be under way.
 #[derive(Clone, Copy, Debug)]
@@ -67,16 +76,27 @@ struct State {
     out: Outgoing,
     input: Incoming,
     /// Batches that are not, or not wholly, in frames yet, with their slots.
-    backlog: VecDeque<(usize, Sending)>,
-    /// Frames without a reply, with their slots.
-    awaited: VecDeque<(usize, Piece)>,
+    short: VecDeque<(usize, Sending)>,
+    /// The same; room for what they bring comes from the pool.
+    long: VecDeque<(usize, Sending, BufPool)>,
+    /// Frames without a reply.
+    awaited: VecDeque<Awaited>,
     /// When frames were first seen to be without a reply, since the last reply.
     waiting_since: Option<Nanos>,
     slots: Slots<Results>,
     next_sequence: u32,
     next_reply: u32,
     unanswered_bytes: usize,
+    /// How much of that is of long batches.
+    unanswered_long_bytes: usize,
     broken: bool,
+}
+
+/// A frame without a reply.
+struct Awaited {
+    slot: usize,
+    piece: Piece,
+    is_long: bool,
 }
 
 /// What has come of a batch so far.
@@ -98,13 +118,15 @@ impl Connection {
         let state = State {
             out: Outgoing::default(),
             input: Incoming::new(READ_BYTES),
-            backlog: VecDeque::new(),
+            short: VecDeque::new(),
+            long: VecDeque::new(),
             awaited: VecDeque::new(),
             waiting_since: None,
             slots: Slots::new(),
             next_sequence: 0,
             next_reply: 0,
             unanswered_bytes: 0,
+            unanswered_long_bytes: 0,
             broken: false,
         };
         let (state, look) = (RefCell::new(state), Cell::new(false));
@@ -131,9 +153,15 @@ impl Connection {
             return Err(BatchFailure::not_executed(error, batch.len()));
         }
         self.rests.set(false);
+        let is_long = batch.bytes() > LONG_BYTES;
         let sending = Sending::new(std::mem::take(&mut batch.verbs));
-        let key = state.slots.insert(Results { outputs: sending.outputs(pool), failure: None });
-        state.backlog.push_back((key, sending));
+        let outputs = if is_long { SmallVec::new() } else { sending.outputs(pool) };
+        let key = state.slots.insert(Results { outputs, failure: None });
+        if is_long {
+            state.long.push_back((key, sending, pool.clone()));
+        } else {
+            state.short.push_back((key, sending));
+        }
         state.fill(self.credit);
         let hurry = state.out.len() >= SEND_BYTES;
         drop(state);
@@ -168,12 +196,15 @@ impl Connection {
                 return Err(Lost::Refused(String::take(&mut rest)?));
             }
             let (kind, verbs, sequence) = take_head(&mut rest)?;
-            let Some((key, piece)) = state.awaited.pop_front() else { return Err(Malformed.into()) };
+            let Some(Awaited { slot: key, piece, is_long }) = state.awaited.pop_front() else {
+                return Err(Malformed.into());
+            };
             if sequence != state.next_reply || usize::from(verbs) != piece.verbs() {
                 return Err(Malformed.into());
             }
             state.next_reply = state.next_reply.wrapping_add(1);
             state.unanswered_bytes -= piece.cost;
+            state.unanswered_long_bytes -= if is_long { piece.cost } else { 0 };
             state.waiting_since = None;
             let Some(results) = state.slots.batch(key) else { return Err(Malformed.into()) };
             match kind {
@@ -195,16 +226,49 @@ impl State {
     /// Puts batches into frames as far as the credit goes.
     fn fill(&mut self, credit: Credit) {
         while self.awaited.len() < credit.batches && self.unanswered_bytes < credit.bytes {
-            let Some((key, sending)) = self.backlog.front_mut() else { return };
-            let piece = sending.next(self.next_sequence, &mut self.out);
-            self.next_sequence = self.next_sequence.wrapping_add(1);
-            self.unanswered_bytes += piece.cost;
-            let (key, is_last) = (*key, piece.is_last);
-            self.awaited.push_back((key, piece));
-            if is_last {
-                self.backlog.pop_front();
+            let may_be_long = self.unanswered_long_bytes < LONG_BYTES_UNDER_WAY;
+            if !(may_be_long && self.fill_long()) && !self.fill_short() {
+                return;
             }
         }
+    }
+
+    /// Sends a frame of the first short batch, if there is one.
+    fn fill_short(&mut self) -> bool {
+        let Some((slot, sending)) = self.short.front_mut() else { return false };
+        let piece = sending.next(self.next_sequence, &mut self.out);
+        let slot = *slot;
+        if piece.is_last {
+            self.short.pop_front();
+        }
+        self.await_reply(Awaited { slot, piece, is_long: false });
+        true
+    }
+
+    /// The same of the first long one.
+    fn fill_long(&mut self) -> bool {
+        let Some((slot, sending, pool)) = self.long.front_mut() else { return false };
+        if let Some(results) = self.slots.batch(*slot).filter(|_| !sending.has_begun()) {
+            results.outputs = sending.outputs(pool);
+        }
+        let piece = sending.next(self.next_sequence, &mut self.out);
+        let slot = *slot;
+        if piece.is_last {
+            self.long.pop_front();
+        }
+        self.unanswered_long_bytes += piece.cost;
+        self.await_reply(Awaited { slot, piece, is_long: true });
+        true
+    }
+
+    fn has_sent_all(&self) -> bool {
+        self.short.is_empty() && self.long.is_empty() && self.out.is_empty()
+    }
+
+    fn await_reply(&mut self, awaited: Awaited) {
+        self.next_sequence = self.next_sequence.wrapping_add(1);
+        self.unanswered_bytes += awaited.piece.cost;
+        self.awaited.push_back(awaited);
     }
 
     fn break_off(&mut self, server: ServerId) -> Vec<Waker> {
@@ -212,15 +276,19 @@ impl State {
         self.out = Outgoing::default();
         self.awaited.clear();
         self.waiting_since = None;
-        self.unanswered_bytes = 0;
-        let unsent: Vec<usize> =
-            self.backlog.drain(..).filter(|(_, sending)| !sending.has_begun()).map(|(key, _)| key).collect();
-        self.slots.end(|key, batch| {
-            let verbs = batch.outputs.len();
-            if unsent.contains(&key) {
-                return BatchFailure::not_executed(FabricError::Disconnected { server }, verbs);
+        (self.unanswered_bytes, self.unanswered_long_bytes) = (0, 0);
+        let short = self.short.drain(..);
+        let long = self.long.drain(..).map(|(slot, sending, _)| (slot, sending));
+        let unsent: FxHashMap<usize, usize> = short
+            .chain(long)
+            .filter(|(_, sending)| !sending.has_begun())
+            .map(|(slot, sending)| (slot, sending.verbs()))
+            .collect();
+        self.slots.end(|slot, batch| {
+            if let Some(verbs) = unsent.get(&slot) {
+                return BatchFailure::not_executed(FabricError::Disconnected { server }, *verbs);
             }
-            let outcomes = (0..verbs).map(|_| VerbOutcome::Unknown).collect();
+            let outcomes = (0..batch.outputs.len()).map(|_| VerbOutcome::Unknown).collect();
             Box::new(BatchFailure { error: FabricError::Unknown { server }, at: 0, outcomes })
         })
     }
@@ -297,7 +365,7 @@ impl Source for Connection {
             let state = self.state.borrow();
             let expects = !state.awaited.is_empty() || self.look.replace(false);
             if state.broken || !expects {
-                self.rests.set(state.backlog.is_empty() && state.out.is_empty());
+                self.rests.set(state.has_sent_all());
                 return false;
             }
         }
@@ -371,5 +439,68 @@ impl Drop for Connection {
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Connection({} to {})", self.ends.id, self.ends.server)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::verbs::{HEAD_BYTES, MAX_PAYLOAD_BYTES};
+    use super::*;
+    use crate::addr::{GlobalAddr, RegionId};
+    use std::net::TcpListener;
+    use std::task::{Context, Poll};
+
+    const SERVER: ServerId = ServerId::COORDINATOR;
+    const LONG: usize = 1 << 20;
+
+    fn read(len: usize) -> Batch {
+        let mut batch = Batch::new(SERVER);
+        batch.read(GlobalAddr::new(SERVER, RegionId::MAIN, 0), len);
+        batch
+    }
+
+    /// How many bytes each READ asks for that has come.
+    fn asked(socket: &mut TcpStream) -> Vec<usize> {
+        const FRAME: usize = 4 + HEAD_BYTES + 16;
+        let mut bytes = [0; 64 * FRAME];
+        let came = socket.read(&mut bytes).expect("something was sent");
+        let length = |frame: &[u8]| u32::from_le_bytes(frame[16..20].try_into().expect("four bytes")) as usize;
+        bytes[..came].chunks(FRAME).map(length).collect()
+    }
+
+    #[test]
+    fn short_batches_do_not_wait_behind_long_ones_which_get_room_in_their_turn() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let socket = TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");
+        let (mut server, _) = listener.accept().expect("it has connected");
+        let (executor, pool) = (Executor::new(), BufPool::default());
+        let ends = Ends { id: 1, server: SERVER, session: SessionId::new(1) };
+        let credit = Credit { batches: 1024, bytes: 4 << 20 };
+        let connection = Connection::new(ends, socket, credit, 1 << 40, &executor).expect("a socket");
+        let long: Vec<_> = (0..50).map(|_| connection.post(&mut read(LONG), &pool).expect("it is up")).collect();
+        let short = connection.post(&mut read(64), &pool).expect("it is up");
+        connection.flush();
+        assert_eq!(asked(&mut server), [MAX_PAYLOAD_BYTES, 64], "one part of one long batch is in front");
+        assert!(pool.slab_bytes() < 2 * LONG, "the others have no room yet");
+        // Answers make way for the next part.
+        let reply = |sequence, bytes: usize| {
+            let head = super::super::verbs::head(BATCH, 1, sequence);
+            let length = u32::try_from(HEAD_BYTES + bytes).expect("short").to_le_bytes();
+            [&length[..], &head, &vec![7; bytes]].concat()
+        };
+        std::io::Write::write_all(&mut server, &reply(0, MAX_PAYLOAD_BYTES)).expect("it is read");
+        while connection.state.borrow().next_reply < 1 {
+            connection.advance();
+        }
+        connection.flush();
+        assert_eq!(asked(&mut server), [MAX_PAYLOAD_BYTES]);
+        // What has not begun was not executed, however many bytes it would have brought.
+        connection.break_off();
+        let mut context = Context::from_waker(Waker::noop());
+        for (n, mut ticket) in long.into_iter().chain([short]).enumerate() {
+            let Poll::Ready(Err(failure)) = ticket.poll(&mut context) else { panic!("it cannot have ended well") };
+            let is_unknown = matches!(failure.error, FabricError::Unknown { .. });
+            assert_eq!((is_unknown, failure.outcomes.len()), (n == 0 || n == 50, 1), "batch {n}");
+        }
     }
 }

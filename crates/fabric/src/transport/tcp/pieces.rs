@@ -49,6 +49,11 @@ impl Sending {
         Self { verbs, at: 0, done: 0 }
     }
 
+    /// How many there are.
+    pub(crate) fn verbs(&self) -> usize {
+        self.verbs.len()
+    }
+
     pub(crate) fn has_begun(&self) -> bool {
         self.at > 0 || self.done > 0
     }
