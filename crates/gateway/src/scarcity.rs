@@ -11,8 +11,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 /// How long a command waits for room.
 pub(crate) const PATIENCE_NS: Nanos = 2 * SECOND;
-/// So many commands wait at a time; others are told at once that the store is full. A command that waits has a slot, and those of clients
-/// that only read must not wait behind it.
+/// So many commands wait at a time; others are told at once that the store is full.
 const MAX_WAITING: u64 = 8;
 /// What a pass has found counts for so long, since others may store what expires sooner.
 const FRUITLESS_MS: Millis = 2_000;

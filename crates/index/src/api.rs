@@ -197,22 +197,20 @@ pub trait OrderedIndex {
         reverse: bool,
     ) -> impl Future<Output = Result<Vec<KeyValue>, IndexError>>;
 
-    /// The same, but hands each pair to `each`, in order, and says how many there were: an engine can spare the copies that way. If it fails,
-    /// some may have been handed out.
+    /// The same, but hands each pair to `each`, in order, until that says that it wants no more, and says how many there were: an engine
+    /// can spare the copies that way. If it fails, some may have been handed out.
     fn scan_with(
         &self,
         start: Bound<&[u8]>,
         end: Bound<&[u8]>,
         limit: usize,
         reverse: bool,
-        each: &mut dyn FnMut(&[u8], &[u8]),
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> impl Future<Output = Result<usize, IndexError>> {
         async move {
             let pairs = self.scan(start, end, limit, reverse).await?;
-            for (key, value) in &pairs {
-                each(key, value);
-            }
-            Ok(pairs.len())
+            let refused = pairs.iter().position(|(key, value)| !each(key, value));
+            Ok(refused.map_or(pairs.len(), |last| last + 1))
         }
     }
 
@@ -224,7 +222,7 @@ pub trait OrderedIndex {
         limit: usize,
         reverse: bool,
         end_bytes: usize,
-        each: &mut dyn FnMut(&[u8], &[u8]),
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> impl Future<Output = Result<usize, IndexError>> {
         async move {
             let mut cut =

@@ -254,7 +254,7 @@ impl OrderedIndex for Handle {
         end: Bound<&[u8]>,
         limit: usize,
         reverse: bool,
-        each: &mut dyn FnMut(&[u8], &[u8]),
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<usize, IndexError> {
         self.operations.scan_with(start, end, limit, reverse, each).await
     }
@@ -265,7 +265,7 @@ impl OrderedIndex for Handle {
         limit: usize,
         reverse: bool,
         end_bytes: usize,
-        each: &mut dyn FnMut(&[u8], &[u8]),
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<usize, IndexError> {
         self.operations.scan_ends(range, limit, reverse, end_bytes, each).await
     }

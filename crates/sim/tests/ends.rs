@@ -89,6 +89,7 @@ fn run<E: Engine>(engine: &E, shape: Shape, is_immediate: bool, seed: u64) -> Re
             let mut each = |key: &[u8], end: &[u8]| {
                 assert!(end.len() <= END_BYTES);
                 keys.push(key.to_vec());
+                true
             };
             let range = (Bound::Unbounded, Bound::Unbounded);
             let count = index.scan_ends(range, usize::MAX, reverse, END_BYTES, &mut each).await?;
@@ -103,11 +104,15 @@ fn run<E: Engine>(engine: &E, shape: Shape, is_immediate: bool, seed: u64) -> Re
         let (start, end) = (Bound::Included(key(shape, 7)), Bound::Excluded(key(shape, 50)));
         let range = (start.as_ref().map(Vec::as_slice), end.as_ref().map(Vec::as_slice));
         let begun = endpoint.totals().bytes_read;
-        let mut each = |key: &[u8], end: &[u8]| ends.push((key.to_vec(), end.to_vec()));
-        index.scan_ends(range, 40, false, END_BYTES, &mut each).await?;
+        let mut each = |key: &[u8], end: &[u8]| {
+            ends.push((key.to_vec(), end.to_vec()));
+            ends.len() < 40
+        };
+        index.scan_ends(range, usize::MAX, false, END_BYTES, &mut each).await?;
         let between = endpoint.totals().bytes_read;
         let mut each = |key: &[u8], value: &[u8]| {
             values.push((key.to_vec(), value[value.len() - value.len().min(END_BYTES)..].to_vec()));
+            true
         };
         index.scan_with(range.0, range.1, 40, false, &mut each).await?;
         assert!(ends.len() == 40 && ends == values);

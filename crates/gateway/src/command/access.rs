@@ -11,6 +11,7 @@ use super::Refused;
 use super::limits::is_behind;
 use crate::envelope::{self, Millis, Opened};
 use crate::shard::Shard;
+use crate::shard::turns::LONG_BYTES;
 use crate::store::Store;
 use farwood_fabric::clock::MICROSECOND;
 use farwood_fabric::pipeline::run_all;
@@ -183,8 +184,21 @@ impl<S: Store> Shard<S> {
         work: impl AsyncFn(&'a [u8]) -> Result<T, Refused>,
         mut took: impl FnMut(T) -> Result<(), Refused>,
     ) -> Result<(), Refused> {
-        let width = if self.slots.are_scarce() { 1 } else { WIDTH };
-        run_all(&self.company, keys.map(|key| work(key)), width, |output| took(output?)).await
+        let mut keys = keys.peekable();
+        let mut width = if self.turns.are_wanted() { 1 } else { WIDTH };
+        while keys.peek().is_some() {
+            let before = self.far_bytes();
+            let group = keys.by_ref().take(width).map(|key| work(key));
+            run_all(&self.company, group, width, |output| took(output?)).await?;
+            if self.far_bytes() - before < PAGE_BYTES as u64 {
+                width = (2 * width).min(WIDTH);
+            } else if keys.peek().is_some() {
+                // Their values are long: one by one.
+                width = 1;
+                self.turns.pass(usize::MAX).await;
+            }
+        }
+        Ok(())
     }
 
     /// The number of keys for which something is so.
@@ -205,15 +219,13 @@ impl<S: Store> Shard<S> {
     pub(crate) fn walk(&self, start: Bound<Vec<u8>>, end: Bound<Vec<u8>>, reverse: bool) -> Walk<'_, S> {
         let (start, end) = (self.lower_end(start), self.upper_end(end));
         let is_through = is_behind(&start, &end);
-        Walk { shard: self, start, end, reverse, page: FIRST_PAGE, has_begun: false, is_through }
+        Walk { shard: self, start, end, reverse, page_bytes: 0, has_begun: false, is_through }
     }
 }
 
-/// How many pairs are fetched at a time: so many first, up to so many if they are small.
-const FIRST_PAGE: usize = 128;
-const LARGEST_PAGE: usize = 1024;
-/// Pages that are larger than this are followed by smaller ones, those that are smaller than a quarter of it by larger ones.
-const PAGE_BYTES: usize = 2 << 20;
+/// A page has at most so many pairs, and ends with the one that makes it so long.
+const PAGE_PAIRS: usize = 1024;
+const PAGE_BYTES: usize = 256 << 10;
 
 /// A walk through a range, a page at a time, so that nobody else waits long.
 pub(crate) struct Walk<'a, S: Store> {
@@ -221,7 +233,8 @@ pub(crate) struct Walk<'a, S: Store> {
     start: Bound<Vec<u8>>,
     end: Bound<Vec<u8>>,
     reverse: bool,
-    page: usize,
+    /// How long the last page was.
+    page_bytes: usize,
     has_begun: bool,
     is_through: bool,
 }
@@ -261,21 +274,25 @@ impl<S: Store> Walk<'_, S> {
         if self.is_through {
             return Ok(false);
         }
-        if std::mem::replace(&mut self.has_begun, true) {
+        if self.page_bytes >= LONG_BYTES {
+            self.shard.turns.pass(self.page_bytes).await;
+        } else if self.has_begun {
             self.shard.executor.yield_now().await;
         }
-        let limit = most.min(self.page).max(1);
-        let (mut last, mut bytes, mut left) = (Vec::new(), 0, limit);
+        self.has_begun = true;
+        let limit = most.clamp(1, PAGE_PAIRS);
+        let (mut last, mut bytes, mut pairs) = (Vec::new(), 0, 0);
         let mut each = |key: &[u8], stored: &[u8]| {
             took(key, stored);
             bytes += key.len() + stored.len();
-            left -= 1;
-            // If it is not reached, there is nothing behind.
-            if left == 0 {
+            pairs += 1;
+            let is_page_full = pairs == limit || bytes >= PAGE_BYTES;
+            if is_page_full {
                 last.extend_from_slice(key);
             }
+            !is_page_full
         };
-        let count = {
+        {
             let (start, end) = (self.start.as_ref().map(Vec::as_slice), self.end.as_ref().map(Vec::as_slice));
             let handle = self.shard.handle()?;
             match end_bytes {
@@ -283,20 +300,17 @@ impl<S: Store> Walk<'_, S> {
                 Some(bytes) => handle.scan_ends((start, end), limit, self.reverse, bytes, &mut each).await?,
             }
         };
-        if count < limit {
+        self.page_bytes = bytes;
+        if pairs < limit && bytes < PAGE_BYTES {
+            // There is nothing behind.
             self.is_through = true;
-            return Ok(count > 0);
+            return Ok(pairs > 0);
         }
         let behind = Bound::Excluded(last);
         if self.reverse {
             self.end = behind;
         } else {
             self.start = behind;
-        }
-        if bytes > PAGE_BYTES {
-            self.page = (self.page / 2).max(1);
-        } else if bytes < PAGE_BYTES / 4 {
-            self.page = (self.page * 2).min(LARGEST_PAGE);
         }
         Ok(true)
     }

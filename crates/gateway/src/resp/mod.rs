@@ -40,6 +40,15 @@ impl Request {
         self.spans.len()
     }
 
+    /// How long it is, about.
+    #[inline]
+    pub(crate) fn bytes(&self) -> usize {
+        match (self.spans.first(), self.spans.last()) {
+            (Some(first), Some(last)) => last.end.abs_diff(first.start) as usize,
+            _ => 0,
+        }
+    }
+
     /// The argument at `n`, if there are so many.
     pub(crate) fn get(&self, n: usize) -> Option<&[u8]> {
         let span = self.spans.get(n)?;

@@ -21,8 +21,8 @@
 use super::Shard;
 use super::accept::Guest;
 use super::output::{BLOCK_BYTES, Output};
-use super::slots::Slot;
 use super::sockets::Socket;
+use super::turns::LONG_BYTES;
 use crate::budget::FREE_BYTES;
 use crate::clients::Client;
 use crate::command::connection::{Talk, execute as execute_here};
@@ -35,8 +35,10 @@ use farwood_fabric::clock::{MILLISECOND, Nanos};
 use farwood_fabric::pipeline::{Boxes, Order, Pipeline};
 use rustc_hash::FxHasher;
 use rustix::buffer::spare_capacity;
+use smallvec::SmallVec;
 use std::hash::Hasher;
 use std::io::{self, Write};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -59,9 +61,8 @@ const WIDTH: usize = 32;
 /// ...and so many bytes of replies that they are expected to bring.
 const WINDOW_BYTES: usize = 256 << 10;
 
-/// A reply of so many bytes is long, and a command with so many arguments may bring one.
-const HEAVY_BYTES: usize = 64 << 10;
-const MANY_KEYS: usize = 8;
+/// So much of long replies is sent at a time.
+const SEND_BYTES: usize = 256 << 10;
 
 /// How commands are carried out.
 pub(super) type Execute<S, F> = fn(Rc<Shard<S>>, &'static Spec, Request) -> F;
@@ -82,7 +83,6 @@ struct Tag {
     writes: bool,
     number: usize,
     started: Option<Nanos>,
-    _slot: Slot,
 }
 
 pub(super) struct Connection<S: Store, F: Future<Output = Reply>> {
@@ -100,8 +100,8 @@ pub(super) struct Connection<S: Store, F: Future<Output = Reply>> {
     under_way: Pipeline<F, Tag>,
     /// How many may be under way together: twice as many after every reply, as far as replies like it fit into [`WINDOW_BYTES`].
     width: usize,
-    /// Its last reply was long: the next ones may be.
-    is_heavy: bool,
+    /// How long its last reply was: the next ones may be as long. At first, since nothing is known, that counts as long.
+    expected_bytes: usize,
     execute: Execute<S, F>,
 }
 
@@ -125,7 +125,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
             active_in: 0,
             under_way: Pipeline::new(boxes),
             width: 1,
-            is_heavy: false,
+            expected_bytes: LONG_BYTES,
             execute,
         }
     }
@@ -167,7 +167,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
                 self.write().await?;
                 return Ok(Parting::End);
             }
-            let is_written = self.try_write()?;
+            let is_written = self.send().await?;
             if has_spoken {
                 if self.shard.stop.is_set() {
                     return Ok(Parting::Wait);
@@ -208,7 +208,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
             if self.talk.client.is_evicted() {
                 return Ok(Some(Parting::End));
             }
-            if !self.output.is_empty() && self.try_write()? {
+            if !self.output.is_empty() && self.send().await? {
                 self.save_memory();
             }
             if !self.socket.is_readable() || !self.may_go_on() {
@@ -284,7 +284,8 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
             } else {
                 self.socket.writable().await;
             }
-            self.try_write()?;
+            self.settle(0).await;
+            self.send().await?;
             self.note_memory();
         }
         Ok(())
@@ -331,7 +332,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
                 Ok(Parsed::Whole(request, taken)) => {
                     at += taken;
                     self.run(request, at < chunk.len()).await;
-                    if self.output.len() >= BLOCK_BYTES && !self.try_write()? {
+                    if self.output.len() >= BLOCK_BYTES && !self.send_early().await? {
                         self.hold_back().await?;
                     }
                 }
@@ -401,12 +402,14 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
         if !self.under_way.is_empty() {
             self.make_way(key, spec.writes).await;
         }
-        let brings_much = self.is_heavy || spec.keys == Keys::Whole || request.len() > MANY_KEYS;
-        let slot = self.take_slot(brings_much).await;
+        let moved_bytes = self.expected_bytes.max(request.bytes());
+        if moved_bytes >= LONG_BYTES {
+            self.pass(moved_bytes).await;
+        }
         let (execute, shard) = (self.execute, &self.shard);
         let under_way = &mut self.under_way;
         let order = if spec.writes && shard.common.options.keeps_order { Order::InTurn } else { Order::Free };
-        let mut given = Some((request, Tag { key, writes: spec.writes, number, started, _slot: slot }));
+        let mut given = Some((request, Tag { key, writes: spec.writes, number, started }));
         let ended = std::future::poll_fn(|context| {
             let started = given.take().and_then(|(request, tag)| {
                 under_way.start(|| execute(Rc::clone(shard), spec, request), (tag, order), more, context)
@@ -419,19 +422,29 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
         }
     }
 
+    #[inline]
     fn finish(&mut self, reply: Reply, tag: &Tag) {
         note(&self.shard, &reply, tag);
         let bytes = self.push(reply);
         self.width = next_width(self.width, bytes);
-        self.is_heavy = bytes >= HEAVY_BYTES;
+        self.expected_bytes = bytes;
     }
 
     /// Adds a reply; its length.
+    #[inline]
     fn push(&mut self, reply: Reply) -> usize {
+        if self.talk.client.is_evicted() {
+            // Nobody will read it, and its memory is wanted.
+            return 0;
+        }
         if self.output.lacks_block() {
             self.output.give_block(self.shard.take_block());
         }
-        self.output.push(reply, self.talk.protocol)
+        let bytes = self.output.push(reply, self.talk.protocol);
+        if bytes >= LONG_BYTES {
+            self.note_memory();
+        }
+        bytes
     }
 
     /// An answer that took no time; those before it first.
@@ -465,17 +478,15 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
         }
     }
 
-    /// Waits until one more command may be under way on this thread. Meanwhile those of this client go on.
-    async fn take_slot(&mut self, is_heavy: bool) -> Slot {
-        loop {
-            if let Some(slot) = self.shard.slots.try_take(is_heavy) {
-                return slot;
-            }
-            match self.under_way.len() {
-                0 => return self.shard.slots.take(is_heavy).await,
-                length => self.settle(length - 1).await,
-            }
-        }
+    /// Waits in line for long work. Meanwhile commands under way go on.
+    async fn pass(&mut self, bytes: usize) {
+        let shard = Rc::clone(&self.shard);
+        let mut pass = pin!(shard.turns.pass(bytes));
+        std::future::poll_fn(|context| {
+            self.advance(context);
+            pass.as_mut().poll(context)
+        })
+        .await;
     }
 
     /// Waits until at most so many commands are left.
@@ -483,39 +494,54 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
         if self.under_way.len() <= most {
             return;
         }
-        if self.output.lacks_block() {
-            self.output.give_block(self.shard.take_block());
-        }
-        let (under_way, output, width) = (&mut self.under_way, &mut self.output, &mut self.width);
-        let is_heavy = &mut self.is_heavy;
-        let (shard, protocol) = (&self.shard, self.talk.protocol);
         std::future::poll_fn(|context: &mut Context<'_>| {
-            under_way.advance(context, |reply, tag| {
-                note(shard, &reply, &tag);
-                let bytes = output.push(reply, protocol);
-                *width = next_width(*width, bytes);
-                *is_heavy = bytes >= HEAVY_BYTES;
-            });
-            if under_way.len() <= most { Poll::Ready(()) } else { Poll::Pending }
+            self.advance(context);
+            if self.under_way.len() <= most { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
     }
 
+    /// Lets commands under way go on, and takes the replies of those that have ended.
+    fn advance(&mut self, context: &mut Context<'_>) {
+        let mut ended = SmallVec::<[_; 16]>::new();
+        self.under_way.advance(context, |reply, tag| ended.push((reply, tag)));
+        for (reply, tag) in ended {
+            self.finish(reply, &tag);
+        }
+    }
+
+    /// Sends replies as far as the client takes them, long ones in turns; whether that is all. Nothing may be under way.
+    async fn send(&mut self) -> io::Result<bool> {
+        while self.output.len() >= LONG_BYTES && self.socket.is_writable() {
+            self.shard.turns.pass(SEND_BYTES).await;
+            self.try_write(SEND_BYTES)?;
+        }
+        self.try_write(SEND_BYTES)
+    }
+
+    /// Sends what has become long; commands may be under way.
+    async fn send_early(&mut self) -> io::Result<bool> {
+        if self.under_way.is_empty() { self.send().await } else { self.try_write(SEND_BYTES) }
+    }
+
     /// Writes all replies, and waits until the client has taken them, or the session ends. Nothing may be under way.
     async fn write(&mut self) -> io::Result<()> {
-        while !self.try_write()? && !self.shard.stop.is_set() {
+        while !self.send().await? && !self.shard.stop.is_set() {
             self.note_memory();
             self.socket.writable().await;
         }
         Ok(())
     }
 
-    /// Writes what the socket takes of the replies; whether that is all.
-    fn try_write(&mut self) -> io::Result<bool> {
-        while !self.output.is_empty() {
-            match (&self.socket.inner.stream).write(self.output.front()) {
+    /// Writes what the socket takes of the replies, and no more than so many bytes; whether that is all.
+    fn try_write(&mut self, most: usize) -> io::Result<bool> {
+        let mut left = most;
+        while !self.output.is_empty() && left > 0 {
+            let front = self.output.front();
+            match (&self.socket.inner.stream).write(&front[..front.len().min(left)]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(bytes) => {
+                    left -= bytes;
                     self.output.take(bytes);
                     self.shard.stats.bytes_out.add(bytes as u64);
                     self.talk.client.unread_since.store(0, Ordering::Relaxed);
@@ -532,7 +558,7 @@ impl<S: Store, F: Future<Output = Reply>> Connection<S, F> {
                 Err(error) => return Err(error),
             }
         }
-        Ok(true)
+        Ok(self.output.is_empty())
     }
 }
 

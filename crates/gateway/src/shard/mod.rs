@@ -10,7 +10,7 @@
 //! |---|---|
 //! | `sockets` | the thread's sockets, behind one epoll descriptor |
 //! | `connection`, `output` | one client; the replies that it has not read |
-//! | `slots` | how many commands are under way |
+//! | `turns` | long work, a piece at a time |
 //! | `accept` | taking in new clients |
 //! | `balance` | spreading clients over threads |
 //! | `deadlines`, `sweep` | removing keys that have expired |
@@ -22,9 +22,9 @@ mod chores;
 mod connection;
 mod deadlines;
 mod output;
-mod slots;
 mod sockets;
 mod sweep;
+pub(crate) mod turns;
 
 pub(crate) use accept::Inbox;
 
@@ -43,7 +43,6 @@ use farwood_fabric::pipeline::Boxes;
 use farwood_fabric::{Company, Endpoint, Executor, marks};
 use farwood_index::{IndexError, Limits, OrderedIndex, Pool};
 use output::BLOCK_BYTES;
-use slots::Slots;
 use sockets::Sockets;
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -51,6 +50,7 @@ use std::net::TcpListener;
 use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
+use turns::Turns;
 
 /// Chunks of input, and blocks of replies, that a thread keeps for the next clients that say something.
 const SPARE_CHUNKS: usize = 64;
@@ -75,7 +75,7 @@ pub(crate) struct Shard<S: Store> {
     balance: Balance,
     finder: Finder,
     pub(crate) deadlines: Deadlines,
-    pub(crate) slots: Slots,
+    pub(crate) turns: Turns,
     /// How long keys and values may be.
     pub(crate) limits: Limits,
     handles: RefCell<Vec<S::Handle>>,
@@ -203,7 +203,7 @@ impl<S: Store> Shard<S> {
             executor: executor.clone(),
             stats: Arc::clone(&common.threads[number]),
             seconds: Cell::new(common.seconds()),
-            slots: Slots::new(common.options.client_memory_bytes, inboxes.len()),
+            turns: Turns::new(executor),
             common,
             stop,
             number,
@@ -307,6 +307,15 @@ impl<S: Store> Shard<S> {
         if blocks.len() < SPARE_CHUNKS && block.capacity() <= 2 * BLOCK_BYTES {
             blocks.push(block);
         }
+    }
+
+    /// How many bytes of far memory this thread's operations have moved.
+    pub(crate) fn far_bytes(&self) -> u64 {
+        let moved = |joined: &Joined<S>| {
+            let totals = joined.endpoint.totals();
+            totals.bytes_read + totals.bytes_written
+        };
+        self.joined.as_ref().map_or(0, moved)
     }
 
     /// Waits until keys that have expired were removed; whether any were before this time.

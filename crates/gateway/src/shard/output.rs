@@ -3,6 +3,7 @@
 //! They are in blocks of about [`BLOCK_BYTES`], so that what the client has read is freed while the rest waits, and a long reply stays
 //! where it was made. A client that has read everything has no block.
 
+use crate::resp::reply::write_length;
 use crate::resp::{Protocol, Reply};
 use std::collections::VecDeque;
 
@@ -68,17 +69,36 @@ impl Output {
         }
         match reply {
             Reply::Written(bytes, from) if bytes.len() >= BLOCK_BYTES => self.push_block(bytes, from),
-            reply => {
-                let before = self.last.len();
-                reply.write(&mut self.last, protocol);
-                let written = self.last.len() - before;
-                self.bytes += written;
-                written
+            Reply::Bytes(bytes) if bytes.len() >= BLOCK_BYTES => self.push_long(bytes),
+            Reply::Array(replies) => {
+                let before = self.bytes;
+                self.append(|last| write_length(last, b'*', replies.len()));
+                for reply in replies {
+                    self.push(reply, protocol);
+                }
+                self.bytes - before
             }
+            reply => self.append(|last| reply.write(last, protocol)),
         }
     }
 
-    /// A long reply, which is a block of its own.
+    #[inline]
+    fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> usize {
+        let before = self.last.len();
+        write(&mut self.last);
+        let written = self.last.len() - before;
+        self.bytes += written;
+        written
+    }
+
+    /// A long value, which is a block of its own.
+    fn push_long(&mut self, value: Vec<u8>) -> usize {
+        let head = self.append(|last| write_length(last, b'$', value.len()));
+        let length = self.push_block(value, 0);
+        head + length + self.append(|last| last.extend_from_slice(b"\r\n"))
+    }
+
+    /// A long part of a reply, which is a block of its own.
     fn push_block(&mut self, mut bytes: Vec<u8>, from: usize) -> usize {
         self.close_block();
         // Only the first block may have been taken in part.
@@ -129,7 +149,11 @@ mod tests {
         let (mut expected, mut pushed) = (Vec::new(), 0);
         for n in 0..200usize {
             let bytes = vec![u8::try_from(n).expect("small"); (n * 7919) % (3 * BLOCK_BYTES)];
-            let reply = if n % 3 == 0 { Reply::Written(bytes, 0) } else { Reply::bytes(bytes) };
+            let reply = match n % 4 {
+                0 => Reply::Written(bytes, 0),
+                1 => Reply::Array(vec![Reply::bytes(bytes.clone()), Reply::Nil, Reply::bytes(bytes)]),
+                _ => Reply::bytes(bytes),
+            };
             reply.write(&mut expected, Protocol::Resp2);
             pushed += output.push(reply, Protocol::Resp2);
         }
@@ -156,6 +180,12 @@ mod tests {
         let at = long.as_ptr();
         output.push(Reply::Written(long, 0), Protocol::Resp2);
         output.take(5);
+        assert_eq!(output.front().as_ptr(), at);
+        output.take(2 * BLOCK_BYTES);
+        let value = vec![b'x'; BLOCK_BYTES];
+        let at = value.as_ptr();
+        output.push(Reply::Array(vec![Reply::Bytes(value)]), Protocol::Resp2);
+        output.take(b"*1\r\n$65536\r\n".len());
         assert_eq!(output.front().as_ptr(), at);
     }
 }

@@ -158,6 +158,10 @@ impl<T: AsFd> Socket<T> {
         self.state.is_readable.get()
     }
 
+    pub(crate) fn is_writable(&self) -> bool {
+        self.state.is_writable.get()
+    }
+
     /// Whether it is known that nobody reads what is written.
     #[inline]
     pub(crate) fn is_gone(&self) -> bool {

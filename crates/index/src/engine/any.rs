@@ -301,7 +301,7 @@ impl OrderedIndex for AnyIndex {
         end: Bound<&[u8]>,
         limit: usize,
         reverse: bool,
-        each: &mut dyn FnMut(&[u8], &[u8]),
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<usize, IndexError> {
         match self {
             Self::Sherman(index) => index.scan_with(start, end, limit, reverse, each).await,
@@ -315,7 +315,7 @@ impl OrderedIndex for AnyIndex {
         limit: usize,
         reverse: bool,
         end_bytes: usize,
-        each: &mut dyn FnMut(&[u8], &[u8]),
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<usize, IndexError> {
         match self {
             Self::Sherman(index) => index.scan_ends(range, limit, reverse, end_bytes, each).await,

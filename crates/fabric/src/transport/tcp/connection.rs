@@ -464,7 +464,8 @@ mod tests {
         const FRAME: usize = 4 + HEAD_BYTES + 16;
         let mut bytes = [0; 64 * FRAME];
         let came = socket.read(&mut bytes).expect("something was sent");
-        let length = |frame: &[u8]| u32::from_le_bytes(frame[16..20].try_into().expect("four bytes")) as usize;
+        let length =
+            |frame: &[u8]| u32::from_le_bytes(frame[16..20].try_into().expect("four bytes")) as usize;
         bytes[..came].chunks(FRAME).map(length).collect()
     }
 
@@ -477,7 +478,8 @@ mod tests {
         let ends = Ends { id: 1, server: SERVER, session: SessionId::new(1) };
         let credit = Credit { batches: 1024, bytes: 4 << 20 };
         let connection = Connection::new(ends, socket, credit, 1 << 40, &executor).expect("a socket");
-        let long: Vec<_> = (0..50).map(|_| connection.post(&mut read(LONG), &pool).expect("it is up")).collect();
+        let long: Vec<_> =
+            (0..50).map(|_| connection.post(&mut read(LONG), &pool).expect("it is up")).collect();
         let short = connection.post(&mut read(64), &pool).expect("it is up");
         connection.flush();
         assert_eq!(asked(&mut server), [MAX_PAYLOAD_BYTES, 64], "one part of one long batch is in front");
@@ -498,7 +500,9 @@ mod tests {
         connection.break_off();
         let mut context = Context::from_waker(Waker::noop());
         for (n, mut ticket) in long.into_iter().chain([short]).enumerate() {
-            let Poll::Ready(Err(failure)) = ticket.poll(&mut context) else { panic!("it cannot have ended well") };
+            let Poll::Ready(Err(failure)) = ticket.poll(&mut context) else {
+                panic!("it cannot have ended well")
+            };
             let is_unknown = matches!(failure.error, FabricError::Unknown { .. });
             assert_eq!((is_unknown, failure.outcomes.len()), (n == 0 || n == 50, 1), "batch {n}");
         }

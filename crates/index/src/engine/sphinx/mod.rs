@@ -432,7 +432,10 @@ impl OrderedIndex for Tree {
         reverse: bool,
     ) -> Result<Vec<KeyValue>, IndexError> {
         let mut found = Vec::new();
-        let mut each = |key: &[u8], value: &[u8]| found.push((key.to_vec(), value.to_vec()));
+        let mut each = |key: &[u8], value: &[u8]| {
+            found.push((key.to_vec(), value.to_vec()));
+            true
+        };
         self.range((start, end), limit, reverse, None, &mut each).await?;
         Ok(found)
     }
@@ -443,7 +446,7 @@ impl OrderedIndex for Tree {
         end: Bound<&[u8]>,
         limit: usize,
         reverse: bool,
-        each: &mut dyn FnMut(&[u8], &[u8]),
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<usize, IndexError> {
         self.range((start, end), limit, reverse, None, each).await
     }
@@ -454,7 +457,7 @@ impl OrderedIndex for Tree {
         limit: usize,
         reverse: bool,
         end_bytes: usize,
-        each: &mut dyn FnMut(&[u8], &[u8]),
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<usize, IndexError> {
         self.range(range, limit, reverse, Some(end_bytes), each).await
     }

@@ -105,8 +105,8 @@ struct Scan<'a> {
     end_bytes: Option<usize>,
     /// Of each step one slot is followed. Always, but for a test of the tests.
     distinct: bool,
-    /// Where pairs go, and how many went there.
-    each: &'a mut dyn FnMut(&[u8], &[u8]),
+    /// Where pairs go, until it wants no more, and how many went there.
+    each: &'a mut dyn FnMut(&[u8], &[u8]) -> bool,
     found: usize,
 }
 
@@ -164,8 +164,10 @@ impl Scan<'_> {
     fn take<B: Deref<Target = [u8]>>(&mut self, pair: &Leaf<B>) {
         let value = pair.value();
         let wanted = self.end_bytes.map_or(value.len(), |end_bytes| end_bytes.min(value.len()));
-        (self.each)(pair.key(), &value[value.len() - wanted..]);
         self.found += 1;
+        if !(self.each)(pair.key(), &value[value.len() - wanted..]) {
+            self.limit = self.found;
+        }
     }
 
     /// Takes the pair of a leaf, if it counts. Whether the range goes on behind it.
@@ -213,14 +215,14 @@ impl Scan<'_> {
 }
 
 impl Tree {
-    /// Hands pairs of a range to `each`; how many.
+    /// Hands pairs of a range to `each`, until it wants no more; how many.
     pub(super) async fn range(
         &self,
         range: Range<'_>,
         limit: usize,
         reverse: bool,
         end_bytes: Option<usize>,
-        each: &mut dyn FnMut(&[u8], &[u8]),
+        each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
     ) -> Result<usize, IndexError> {
         let op = self.endpoint.op();
         self.admit(&op)?;
