@@ -41,7 +41,7 @@ const _: () = assert!(READ_BYTES >= 2 * (MAX_REPLY_BYTES + 4));
 /// A batch that moves more than this is long.
 const LONG_BYTES: usize = 32 << 10;
 /// Another frame of a long batch is sent while less than this is under way of them.
-const LONG_BYTES_UNDER_WAY: usize = 256 << 10;
+const LONG_BYTES_UNDER_WAY: usize = 128 << 10;
 
 /// What the server allows to be under way.
 #[derive(Clone, Copy, Debug)]
@@ -227,7 +227,8 @@ impl State {
     fn fill(&mut self, credit: Credit) {
         while self.awaited.len() < credit.batches && self.unanswered_bytes < credit.bytes {
             let may_be_long = self.unanswered_long_bytes < LONG_BYTES_UNDER_WAY;
-            if !(may_be_long && self.fill_long()) && !self.fill_short() {
+            let is_filled = may_be_long && self.fill_long() || self.fill_short();
+            if !is_filled {
                 return;
             }
         }
@@ -444,7 +445,8 @@ impl fmt::Debug for Connection {
 
 #[cfg(test)]
 mod tests {
-    use super::super::verbs::{HEAD_BYTES, MAX_PAYLOAD_BYTES};
+    use super::super::pieces::FRAME_BYTES;
+    use super::super::verbs::HEAD_BYTES;
     use super::*;
     use crate::addr::{GlobalAddr, RegionId};
     use std::net::TcpListener;
@@ -482,7 +484,7 @@ mod tests {
             (0..50).map(|_| connection.post(&mut read(LONG), &pool).expect("it is up")).collect();
         let short = connection.post(&mut read(64), &pool).expect("it is up");
         connection.flush();
-        assert_eq!(asked(&mut server), [MAX_PAYLOAD_BYTES, 64], "one part of one long batch is in front");
+        assert_eq!(asked(&mut server), [FRAME_BYTES, FRAME_BYTES, 64], "little of one long batch is in front");
         assert!(pool.slab_bytes() < 2 * LONG, "the others have no room yet");
         // Answers make way for the next part.
         let reply = |sequence, bytes: usize| {
@@ -490,12 +492,12 @@ mod tests {
             let length = u32::try_from(HEAD_BYTES + bytes).expect("short").to_le_bytes();
             [&length[..], &head, &vec![7; bytes]].concat()
         };
-        std::io::Write::write_all(&mut server, &reply(0, MAX_PAYLOAD_BYTES)).expect("it is read");
+        std::io::Write::write_all(&mut server, &reply(0, FRAME_BYTES)).expect("it is read");
         while connection.state.borrow().next_reply < 1 {
             connection.advance();
         }
         connection.flush();
-        assert_eq!(asked(&mut server), [MAX_PAYLOAD_BYTES]);
+        assert_eq!(asked(&mut server), [FRAME_BYTES]);
         // What has not begun was not executed, however many bytes it would have brought.
         connection.break_off();
         let mut context = Context::from_waker(Waker::noop());

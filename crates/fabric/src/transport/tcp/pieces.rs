@@ -12,6 +12,10 @@ use crate::verb::{Landing, Output, Source, Verb, VerbList};
 use crate::wire::Malformed;
 use smallvec::SmallVec;
 
+/// Long batches are cut into frames of so many bytes, so that a short batch waits for few of them. Longer ones would be no faster.
+pub(super) const FRAME_BYTES: usize = 64 << 10;
+const _: () = assert!(FRAME_BYTES <= MAX_PAYLOAD_BYTES);
+
 /// A batch of which not all has been put into frames.
 #[derive(Debug)]
 pub(crate) struct Sending {
@@ -80,7 +84,7 @@ impl Sending {
             let used = if matches!(verb, Verb::Write { .. }) { written } else { read_bytes };
             let part = match verb {
                 Verb::Read { .. } | Verb::Write { .. } => {
-                    cut(verb.addr().offset() + self.done as u64, left, MAX_PAYLOAD_BYTES - used)
+                    cut(verb.addr().offset() + self.done as u64, left, FRAME_BYTES - used)
                 }
                 _ => left,
             };
