@@ -7,11 +7,17 @@
 //!
 //! Some of them may have to take effect in order ([`crate::pipeline`]): whoever polls one says whether it has its turn, and whoever is
 //! about to change something waits for it ([`Op::turn`](crate::Op::turn)).
+//!
+//! Some may only move long values when they are told so ([`Company::limit`]), since memory for many of them at once may be lacking: an operation
+//! that meets a long value asks before it fetches it ([`Op::may_move`](crate::Op::may_move)), ends, and begins anew when it may.
 
 use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
 use std::task::Poll;
+
+/// A value of so many bytes is long, unless somebody says otherwise.
+pub const LONG_BYTES: usize = 64 << 10;
 
 /// Whether futures on an endpoint have company, whether they have their turn, and whether one has stepped aside.
 #[derive(Clone, Default)]
@@ -19,12 +25,29 @@ pub struct Company {
     state: Rc<State>,
 }
 
-#[derive(Default)]
 struct State {
     has_others: Cell<bool>,
     /// What is polled may not take effect yet.
     is_early: Cell<bool>,
     stepped_aside: Cell<bool>,
+    /// What is polled may not move long values yet.
+    is_limited: Cell<bool>,
+    /// It has asked for that.
+    has_asked: Cell<bool>,
+    long_bytes: Cell<usize>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            has_others: Cell::default(),
+            is_early: Cell::default(),
+            stepped_aside: Cell::default(),
+            is_limited: Cell::default(),
+            has_asked: Cell::default(),
+            long_bytes: Cell::new(LONG_BYTES),
+        }
+    }
 }
 
 impl Company {
@@ -42,6 +65,44 @@ impl Company {
         self.state.has_others.set(had_others);
         self.state.is_early.set(was_early);
         (polled, self.state.stepped_aside.replace(had_stepped))
+    }
+
+    /// Polls a future, or some, that may move long values only if it is `free` to, or asks for that; what came of it, and whether it asks. Then it is polled
+    /// again when it is free to, and nobody wakes anybody for that.
+    #[inline]
+    pub fn limit<T>(&self, is_free: bool, poll: impl FnOnce() -> T) -> (T, bool) {
+        let was_limited = self.state.is_limited.get();
+        self.state.is_limited.set(was_limited || !is_free);
+        let had_asked = self.state.has_asked.replace(false);
+        let polled = poll();
+        self.state.is_limited.set(was_limited);
+        let asks = self.state.has_asked.get();
+        // Whoever limits this one is asked, too.
+        self.state.has_asked.set(had_asked || asks && was_limited);
+        (polled, asks)
+    }
+
+    /// Whether what is polled may move so many bytes.
+    #[inline]
+    pub(crate) fn may_move(&self, bytes: usize) -> bool {
+        !self.state.is_limited.get() || bytes < self.state.long_bytes.get()
+    }
+
+    /// From how many bytes on values count as long.
+    pub fn set_long_bytes(&self, bytes: usize) {
+        self.state.long_bytes.set(bytes);
+    }
+
+    /// Waits until it may move long values. No operation may be under way.
+    pub async fn freedom(&self) {
+        std::future::poll_fn(|_| {
+            if !self.state.is_limited.get() {
+                return Poll::Ready(());
+            }
+            self.state.has_asked.set(true);
+            Poll::Pending
+        })
+        .await;
     }
 
     /// Whether there is somebody to make way for.
@@ -89,6 +150,24 @@ mod tests {
     use super::*;
     use std::pin::pin;
     use std::task::{Context, Waker};
+
+    #[test]
+    fn who_is_limited_asks_and_is_free_when_polled_so() {
+        let company = Company::default();
+        assert!(company.may_move(usize::MAX), "where nobody is limited");
+        let mut context = Context::from_waker(Waker::noop());
+        let mut freedom = pin!(company.freedom());
+        // From within a company of its own, too.
+        let mut poll = |is_free| {
+            company.limit(is_free, || {
+                assert!(company.may_move(LONG_BYTES - 1) && company.may_move(LONG_BYTES) == is_free);
+                company.limit(true, || company.poll(true, true, || freedom.as_mut().poll(&mut context)).0).0
+            })
+        };
+        assert_eq!(poll(false), (Poll::Pending, true));
+        assert_eq!(poll(true), (Poll::Ready(()), false));
+        assert!(company.may_move(LONG_BYTES));
+    }
 
     #[test]
     fn only_who_has_others_steps_aside_and_a_company_within_does_not_count() {

@@ -521,12 +521,23 @@ impl Op {
         len: usize,
         with: impl FnOnce(Words<'_>) -> T,
     ) -> Option<Result<T, FabricError>> {
-        let Link::Direct(link) = &self.endpoint.inner.link else { return None };
-        let seen = link.look(addr, len, with)?;
+        let seen = self.peek_here(addr, len, with)?;
         if seen.is_ok() {
             self.count_look(len);
         }
         Some(seen)
+    }
+
+    /// The same, and it does not count: who peeks fetches the same bytes again with a verb that does, or says [`Op::count_look`].
+    #[inline]
+    pub fn peek_here<T>(
+        &self,
+        addr: GlobalAddr,
+        len: usize,
+        with: impl FnOnce(Words<'_>) -> T,
+    ) -> Option<Result<T, FabricError>> {
+        let Link::Direct(link) = &self.endpoint.inner.link else { return None };
+        link.look(addr, len, with)
     }
 
     /// A CAS, if there is one, and READs of words where they are behind it, in order, on one server: what a batch of these does, and counts as,
@@ -573,8 +584,9 @@ impl Op {
         matches!(self.endpoint.inner.link, Link::Sim(_))
     }
 
+    /// Counts a READ where the bytes are.
     #[inline]
-    fn count_look(&self, len: usize) {
+    pub fn count_look(&self, len: usize) {
         self.count_one(|stats| {
             stats.reads += 1;
             stats.bytes_read += len as u64;
@@ -619,6 +631,13 @@ impl Op {
             false => Poll::Pending,
         })
         .await
+    }
+
+    /// Whether it may fetch a value of so many bytes. If not, it has to end before it holds anything, and another one begins when
+    /// [`Company::freedom`] says so.
+    #[inline]
+    pub fn may_move(&self, bytes: usize) -> bool {
+        self.endpoint.inner.company.may_move(bytes)
     }
 
     /// READ of one aligned word.

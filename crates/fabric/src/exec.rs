@@ -379,6 +379,14 @@ impl Executor {
         .await;
     }
 
+    /// Lets those run that are ready, if there are any.
+    #[inline]
+    pub async fn yield_to_ready(&self) {
+        if !self.inner.queue.borrow().is_empty() {
+            self.yield_now().await;
+        }
+    }
+
     /// Runs `future` and all tasks until it is ready. Tasks that are still there stay, for the next call.
     pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         let _entered = self.enter();

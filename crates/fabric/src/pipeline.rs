@@ -7,6 +7,9 @@
 //!
 //! **Order.** What is started [`Order::InTurn`] takes effect after everything before it has ended. It is polled from the start, so it
 //! finds its way down beside the others; before it takes its first lock it waits for its turn ([`Op::turn`](crate::Op::turn)).
+//!
+//! **Long values.** A [limited](Pipeline::limited) pipeline lets nobody move long values until its owner says so ([`Pipeline::free`]). Only the first
+//! that has not ended is asked about: it waits for none of the others, so whoever is free comes to its end.
 
 use crate::company::Company;
 use std::cell::RefCell;
@@ -60,13 +63,6 @@ impl<F> fmt::Debug for Boxes<F> {
     }
 }
 
-/// A future, made where it is returned: a function of its own, so that it is not moved once more into the option.
-#[inline(never)]
-#[expect(clippy::unnecessary_wraps, reason = "wrapping here is what it is for")]
-fn made<F>(make: impl FnOnce() -> F) -> Option<F> {
-    Some(make())
-}
-
 /// When an operation may take effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
@@ -84,12 +80,26 @@ pub struct Pipeline<F: Future, T> {
     running: usize,
     /// One has stepped aside and is to be polled again, though nobody will wake it.
     any_aside: bool,
+    /// Whether they may move long values only when they are told so.
+    is_limited: bool,
 }
 
 struct Entry<F: Future, T> {
     state: State<F>,
     order: Order,
+    freedom: Freedom,
     tag: T,
+}
+
+/// Whether an operation may move long values.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Freedom {
+    /// If it has to, it asks.
+    Limited,
+    /// It has asked.
+    Asks,
+    /// It may.
+    Free,
 }
 
 enum State<F: Future> {
@@ -100,7 +110,28 @@ enum State<F: Future> {
 impl<F: Future, T> Pipeline<F, T> {
     /// An empty pipeline.
     pub fn new(boxes: Boxes<F>) -> Self {
-        Self { boxes, entries: VecDeque::new(), running: 0, any_aside: false }
+        Self { boxes, entries: VecDeque::new(), running: 0, any_aside: false, is_limited: false }
+    }
+
+    /// The same, where nothing moves long values before it is told so.
+    pub fn limited(boxes: Boxes<F>) -> Self {
+        Self { is_limited: true, ..Self::new(boxes) }
+    }
+
+    /// The tag of the first that has not ended, if that asks whether it may move long values.
+    pub fn asking(&mut self) -> Option<&mut T> {
+        self.first_running().filter(|entry| entry.freedom == Freedom::Asks).map(|entry| &mut entry.tag)
+    }
+
+    /// Lets the first that has not ended move long values. It has to be polled.
+    pub fn free(&mut self) {
+        if let Some(first) = self.first_running() {
+            first.freedom = Freedom::Free;
+        }
+    }
+
+    fn first_running(&mut self) -> Option<&mut Entry<F, T>> {
+        self.entries.iter_mut().find(|entry| matches!(entry.state, State::Running(_)))
     }
 
     /// How many there are whose results have not come out.
@@ -126,15 +157,19 @@ impl<F: Future, T> Pipeline<F, T> {
     pub fn start(
         &mut self,
         make: impl FnOnce() -> F,
-        (tag, order): (T, Order),
+        (tag, order, freedom): (T, Order, Freedom),
         more: bool,
         context: &mut Context<'_>,
     ) -> Option<(F::Output, T)> {
         let mut place = self.boxes.take();
-        place.as_mut().set(made(make));
+        place.as_mut().set(Some(make()));
         let has_others = more || !self.entries.is_empty();
         let has_turn = order == Order::Free || self.running == 0;
-        let (polled, is_aside) = self.boxes.company.poll(has_others, has_turn, || poll(&mut place, context));
+        let company = &self.boxes.company;
+        let is_free = !self.is_limited || freedom == Freedom::Free;
+        let ((polled, asks), is_aside) =
+            company.poll(has_others, has_turn, || company.limit(is_free, || poll(&mut place, context)));
+        let freedom = if asks { Freedom::Asks } else { freedom };
         self.any_aside |= is_aside;
         match polled {
             Poll::Ready(output) => {
@@ -142,11 +177,11 @@ impl<F: Future, T> Pipeline<F, T> {
                 if self.entries.is_empty() {
                     return Some((output, tag));
                 }
-                self.entries.push_back(Entry { state: State::Ended(output), order, tag });
+                self.entries.push_back(Entry { state: State::Ended(output), order, freedom, tag });
             }
             Poll::Pending => {
                 self.running += 1;
-                self.entries.push_back(Entry { state: State::Running(place), order, tag });
+                self.entries.push_back(Entry { state: State::Running(place), order, freedom, tag });
             }
         }
         None
@@ -170,15 +205,49 @@ impl<F: Future, T> Pipeline<F, T> {
         }
     }
 
+    /// Drops the first that has not ended. If it waits for leave to move a long value, nothing of it has happened.
+    pub fn give_up_first(&mut self) {
+        let first = self.entries.iter().position(|entry| matches!(entry.state, State::Running(_)));
+        if let Some(Entry { state: State::Running(place), .. }) = first.and_then(|at| self.entries.remove(at))
+        {
+            self.running -= 1;
+            self.boxes.give_back(place);
+        }
+    }
+
+    /// Drops what waits for its turn: nothing of it has happened, and nothing will.
+    pub fn give_up_waiting(&mut self) {
+        let Some(first) = self.entries.iter().position(|entry| matches!(entry.state, State::Running(_)))
+        else {
+            return;
+        };
+        let mut at = first + 1;
+        while let Some(entry) = self.entries.get(at) {
+            if entry.order == Order::Free || matches!(entry.state, State::Ended(_)) {
+                at += 1;
+            } else if let Some(Entry { state: State::Running(place), .. }) = self.entries.remove(at) {
+                self.running -= 1;
+                self.boxes.give_back(place);
+            }
+        }
+    }
+
     /// Polls all, once, in order: one that ends leaves the next one its turn.
     fn poll_all(&mut self, context: &mut Context<'_>) {
         let (entries, boxes, running) = (&mut self.entries, &self.boxes, &mut self.running);
         self.any_aside = false;
+        let is_limited = self.is_limited;
         let mut is_first = true;
         for entry in entries {
             let State::Running(place) = &mut entry.state else { continue };
             let has_turn = is_first || entry.order == Order::Free;
-            let (polled, is_aside) = boxes.company.poll(*running > 1, has_turn, || poll(place, context));
+            let is_free = !is_limited || entry.freedom == Freedom::Free;
+            let company = &boxes.company;
+            let ((polled, asks), is_aside) =
+                company.poll(*running > 1, has_turn, || company.limit(is_free, || poll(place, context)));
+            if asks {
+                entry.freedom = Freedom::Asks;
+            }
             self.any_aside |= is_aside;
             if let Poll::Ready(output) = polled {
                 *running -= 1;
@@ -231,7 +300,7 @@ pub async fn run_all<F: Future, E>(
                 match futures.next() {
                     Some(future) => {
                         if let Some((output, ())) =
-                            pipeline.start(|| future, ((), Order::Free), true, context)
+                            pipeline.start(|| future, ((), Order::Free, Freedom::Limited), true, context)
                         {
                             note(output);
                         }
@@ -285,6 +354,36 @@ mod tests {
         assert_eq!(Executor::new().block_on(all), Ok(()));
         assert_eq!(found, (0..50).collect::<Vec<_>>());
         assert_eq!(under_way.get(), (0, 4));
+    }
+
+    #[test]
+    fn what_waits_for_its_turn_can_be_given_up_and_the_rest_ends() {
+        let company = Company::default();
+        let (begun, ended) = (RefCell::new(Vec::new()), RefCell::new(Vec::new()));
+        let mut pipeline = Pipeline::new(Boxes::new(&company));
+        let work = async |n: u32| {
+            company.turn().await;
+            begun.borrow_mut().push(n);
+            Executor::current().expect("tests run on one").yield_now().await;
+            n
+        };
+        let mut is_started = false;
+        let all = std::future::poll_fn(|context| {
+            if !is_started {
+                is_started = true;
+                for n in 0..6 {
+                    let order = if n == 3 { Order::Free } else { Order::InTurn };
+                    assert!(
+                        pipeline.start(|| work(n), ((), order, Freedom::Limited), true, context).is_none()
+                    );
+                }
+                pipeline.give_up_waiting();
+            }
+            pipeline.advance(context, |n, ()| ended.borrow_mut().push(n));
+            if pipeline.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        });
+        Executor::new().block_on(all);
+        assert_eq!((&*begun.borrow(), &*ended.borrow()), (&vec![0, 3], &vec![0, 3]));
     }
 
     #[test]
