@@ -129,9 +129,15 @@ fn ends_are_those_of_all_values_and_little_is_read() {
         value_bytes: |n| usize::try_from(n * 37 % 900).expect("few"),
     };
     let long = Shape { key_bytes: |_| 12, value_bytes: |_| 6000 };
+    // Nothing is to be read behind long keys whose values are empty.
+    let empty = Shape {
+        key_bytes: |n| 400 + usize::try_from(n % 9).expect("few"),
+        value_bytes: |n| usize::try_from(n % 3 * 4).expect("few"),
+    };
     for is_immediate in [false, true] {
         for seed in 0..8 {
             run(&sphinx, mixed, is_immediate, seed).expect("nothing fails");
+            run(&sphinx, empty, is_immediate, seed).expect("nothing fails");
             let (ends, values) = run(&sphinx, long, is_immediate, seed).expect("nothing fails");
             assert!(ends * 8 < values, "{ends} of {values}");
         }

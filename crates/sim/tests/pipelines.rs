@@ -4,7 +4,7 @@
 //! last to the first, each after the answer for the one before: a key must hold what the key behind it held, or something newer.
 
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND};
-use farwood_fabric::pipeline::{Boxes, Order, Pipeline};
+use farwood_fabric::pipeline::{Boxes, Freedom, Order, Pipeline};
 use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::server::ServerLogic;
@@ -28,6 +28,8 @@ const HEARTBEAT_NS: u64 = 100 * MICROSECOND;
 struct World {
     seed: u64,
     order: Order,
+    /// Values of so many bytes are long: they are moved only when the pipeline says so.
+    long_bytes: Option<usize>,
     is_immediate: bool,
     chunks: u32,
     /// Values have from so many to so many bytes.
@@ -64,12 +66,14 @@ async fn write<I: OrderedIndex>(
     round: u64,
 ) -> Result<(), IndexError> {
     let pairs: Vec<_> = (0..KEYS).map(|n| (key(n), value(world, round, n))).collect();
-    let mut pipeline = Pipeline::new(Boxes::new(endpoint.company()));
+    let boxes = Boxes::new(endpoint.company());
+    let mut pipeline =
+        if world.long_bytes.is_some() { Pipeline::limited(boxes) } else { Pipeline::new(boxes) };
     let mut result = Ok(());
     std::future::poll_fn(|context| {
         for (key, value) in &pairs {
             if let Some((done, ())) =
-                pipeline.start(|| index.put(key, value), ((), world.order), true, context)
+                pipeline.start(|| index.put(key, value), ((), world.order, Freedom::Limited), true, context)
             {
                 result = std::mem::replace(&mut result, Ok(())).and(done);
             }
@@ -79,6 +83,10 @@ async fn write<I: OrderedIndex>(
     .await;
     std::future::poll_fn(|context| {
         pipeline.advance(context, |done, ()| result = std::mem::replace(&mut result, Ok(())).and(done));
+        if pipeline.asking().is_some() {
+            pipeline.free();
+            context.waker().wake_by_ref();
+        }
         if pipeline.is_empty() { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;
@@ -121,6 +129,9 @@ fn run<E: Engine>(engine: &E, world: World) -> Result<Seen, IndexError> {
     let ended = sim.run(async move {
         let writer = Pool::join(&cluster, SessionOptions::default()).await?;
         let endpoint = writer.session().endpoint()?;
+        if let Some(bytes) = world.long_bytes {
+            endpoint.company().set_long_bytes(bytes);
+        }
         writer.keep_alive(&endpoint, HEARTBEAT_NS);
         engine.create(&writer, &endpoint, "tried").await?;
         let index = engine.open(&engine.attach(&writer, &endpoint, "tried").await?, &endpoint, 0)?;
@@ -172,6 +183,7 @@ fn worlds() -> impl Iterator<Item = World> {
     [false, true].into_iter().map(|is_immediate| World {
         seed: 0,
         order: Order::InTurn,
+        long_bytes: None,
         is_immediate,
         chunks: 256,
         value_bytes: (8, 40),
@@ -197,6 +209,22 @@ fn writes_of_a_pipeline_take_effect_in_order_in_sherman() {
     }
 }
 
+/// They begin anew when they may fetch the long value that they have met, and come to their end in their order.
+#[test]
+fn writes_that_meet_long_values_wait_for_leave_and_keep_their_order() {
+    for world in worlds() {
+        let (mut between, mut asked) = (0, 0);
+        for seed in 0..20 {
+            let world = World { seed, long_bytes: Some(96), value_bytes: (8, 100), ..world };
+            let seen = run(&sphinx(), world).expect("nothing fails");
+            assert_eq!(seen.reversed.get(), 0, "seed {seed}, immediate: {}", world.is_immediate);
+            between += seen.between.get();
+            asked += marks::count("long_value_awaited");
+        }
+        assert!(between > 100 && asked > 100, "the reader raced {between} times, {asked} asked");
+    }
+}
+
 /// The reader finds out if they do not.
 #[test]
 fn writes_that_are_free_are_seen_out_of_order() {
@@ -212,7 +240,7 @@ fn a_full_pool_does_not_make_a_pipeline_wait_for_itself() {
     let mut awaited = 0;
     for seed in 0..20 {
         let world =
-            World { seed, order: Order::InTurn, is_immediate: false, chunks: 16, value_bytes: (1100, 1400) };
+            World { seed, chunks: 16, value_bytes: (1100, 1400), ..worlds().next().expect("a world") };
         run(&sphinx(), world).expect("there is room");
         awaited += marks::count("turn_awaited");
     }

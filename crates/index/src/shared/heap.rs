@@ -83,6 +83,9 @@ const MAX_ROOM_WAITS: u32 = 8;
 const MAX_LEAVING_WAITS: u32 = 40;
 const LONGEST_LEAVING_WAIT_NS: Nanos = 50 * MILLISECOND;
 
+/// What an operation lacks that met a long value and may not move it yet.
+pub(crate) const LONG_VALUE: &str = "room for a long value";
+
 /// Awaits an operation on a tree, and again if what it lacked comes in a moment ([`Heap::come_again`]). A macro, since the future of an
 /// operation is large: a closure would move it, and a function around it takes 2% of a put.
 macro_rules! when_there_is_room {
@@ -368,8 +371,8 @@ impl Heap {
         }
     }
 
-    /// Waits for what an operation, which has ended, did not have: memory that its session has retired, or its turn in a pipeline. Whether it
-    /// should begin anew.
+    /// Waits for what an operation, which has ended, did not have: memory that its session has retired, its turn in a pipeline, or leave to
+    /// move a long value. Whether it should begin anew.
     pub(crate) async fn come_again(
         &self,
         endpoint: &Endpoint,
@@ -381,6 +384,11 @@ impl Heap {
             IndexError::Contended { what: TURN, .. } => {
                 marks::hit("turn_awaited");
                 endpoint.company().turn().await;
+                Ok(true)
+            }
+            IndexError::Contended { what: LONG_VALUE, .. } => {
+                marks::hit("long_value_awaited");
+                endpoint.company().freedom().await;
                 Ok(true)
             }
             _ => Ok(false),
@@ -657,32 +665,34 @@ impl Heap {
         let words = self.layout(server, class)?.bitmap_words();
         let at = (server, class, GlobalAddr::new(server, RegionId::MAIN, chunk));
         let from = self.state().pools.entry((server, class)).or_default().word;
-        // Bitmaps of small objects are long. Most often there is something free where something was free the last time.
+        // Bitmaps of small objects are long. Most often there is something free where something was free the last time, or behind that.
         let near = from.min(words)..(from + NEAR_WORDS).min(words);
-        if near.end < words && self.claim_in(op, at, near).await? {
+        if near.end < words && self.claim_in(op, at, near.clone(), near.start).await? {
             return Ok(true);
         }
-        self.claim_in(op, at, 0..words).await
+        self.claim_in(op, at, 0..words, near.end % words.max(1)).await
     }
 
-    /// Claims free bits in some words of a chunk's bitmap; true if it got some.
+    /// Claims free bits in some words of a chunk's bitmap, the first that there are from word `first` on; true if it got some.
     async fn claim_in(
         &self,
         op: &Op,
         (server, class, chunk): (ServerId, Class, GlobalAddr),
         words: Range<u64>,
+        first: u64,
     ) -> Result<bool, FabricError> {
         let layout = self.layout(server, class)?;
         let bitmap = chunk.add(ObjectChunk::BITMAP_OFFSET);
         let len = usize::try_from((words.end - words.start) * 8).unwrap_or(0);
         let claim = self.state().pools.entry((server, class)).or_default().claim(class);
         let read = surely::read(op, bitmap.add(words.start * 8), len).await?;
-        for word in words.clone() {
+        for word in (first..words.end).chain(words.start..first) {
             let seen = read.word(usize::try_from((word - words.start) * 8).unwrap_or(0));
-            let wanted = lowest_bits(!seen & layout.word_mask(word), claim);
-            if wanted == 0 {
+            let free = !seen & layout.word_mask(word);
+            if free == 0 {
                 continue;
             }
+            let wanted = lowest_bits(free, claim);
             match op.cas(bitmap.add(word * 8), seen, seen | wanted).await {
                 Ok(before) if before == seen => {
                     let mut state = self.state();

@@ -295,7 +295,7 @@ impl Tree {
             let is_missing = jump.missed.contains(&stop.head.depth);
             if is_missing && prefixes.get(stop.head.depth) == Some(stop.hash) {
                 marks::hit("hash_entry_missing");
-                self.announce(op, stop.hash, stop.node, None).await?;
+                Box::pin(self.announce(op, stop.hash, stop.node, None)).await?;
             } else if let Some(filter) = &finder.filter {
                 filter.insert(stop.hash);
             }
@@ -328,7 +328,7 @@ impl Tree {
             self.forget_if_dead(op, hash, node).await
         };
         self.note(hash);
-        unless_fenced(Box::pin(announced).await)
+        unless_fenced(announced.await)
     }
 
     /// Tells the filter of a node, if anybody asks the filter.

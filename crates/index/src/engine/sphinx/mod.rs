@@ -373,9 +373,7 @@ impl OrderedIndex for Tree {
 
     async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
         Self::check_key(key)?;
-        let op = self.endpoint.op();
-        self.admit(&op)?;
-        self.look_up(&op, key).await
+        when_there_is_room!(self, self.look_up(key))
     }
 
     async fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {

@@ -12,6 +12,7 @@ use super::node::prefix::Prefixes;
 use super::node::{Image, InPlace, Node, direct_slot_at};
 use super::{Tree, corrupt};
 use crate::api::IndexError;
+use crate::shared::heap::LONG_VALUE;
 use crate::shared::surely;
 use farwood_fabric::mem::Words;
 use farwood_fabric::{Buf, Op, marks};
@@ -249,14 +250,26 @@ impl Tree {
         Err(corrupt(format!("the leaf at {} is torn, and stays so", leaf.addr)))
     }
 
+    /// Whether an operation may fetch a leaf. If not, it ends here, and begins anew when it may.
+    #[inline]
+    pub(super) fn check_length(op: &Op, leaf: LeafRef) -> Result<(), IndexError> {
+        if op.may_move(leaf.class.bytes()) {
+            return Ok(());
+        }
+        Err(IndexError::Contended { what: LONG_VALUE, attempts: 0 })
+    }
+
     /// The value of a key.
-    pub(super) async fn look_up(&self, op: &Op, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
+    pub(super) async fn look_up(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
+        let op = &self.endpoint.op();
+        self.admit(op)?;
         let leaf = if let Some(leaf) = self.descend::<true>(op, key, Purpose::Read, drop).await {
             leaf?
         } else {
             self.way(op, key, &Prefixes::of(self.shared.seed, key)).await?.leaf
         };
         let Some(leaf) = leaf else { return Ok(None) };
+        Self::check_length(op, leaf)?;
         let leaf = self.read_leaf(op, leaf).await?;
         let is_there = leaf.key() == key && leaf.state() != LeafState::Deleted;
         Ok(is_there.then(|| leaf.value().to_vec()))
@@ -275,6 +288,7 @@ impl Tree {
             for (_, slot) in children.iter().rev() {
                 match slot.target() {
                     Some(Target::Leaf(leaf)) => {
+                        Self::check_length(op, leaf)?;
                         return Ok(Some(self.read_leaf(op, leaf).await?.key().to_vec()));
                     }
                     Some(Target::Node(child)) => left.push(child),

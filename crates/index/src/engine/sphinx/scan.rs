@@ -258,6 +258,9 @@ impl Tree {
                 first = Some(surely::read(op, at.addr, bytes).await?);
             }
             if let Some((first, outline)) = first.as_ref().and_then(|first| Some((first, outline(first)?))) {
+                if outline.end_bytes == 0 {
+                    return Ok(outline.with_end(first, &[]).map(Part::End));
+                }
                 let (from, to) = outline.words();
                 let words = surely::read(op, at.addr.add(from as u64), to - from).await?;
                 let end = &words[outline.end_at - from..][..outline.end_bytes];

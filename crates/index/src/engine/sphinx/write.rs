@@ -19,6 +19,7 @@ use crate::shared::intents::{self, Redo};
 use crate::shared::locks::{Behind, Held, Write, begun};
 use crate::shared::surely;
 use farwood_fabric::control::ControlError;
+use farwood_fabric::mem::Words;
 use farwood_fabric::{Buf, FabricError, GlobalAddr, Op, ServerId, marks};
 use smallvec::{SmallVec, smallvec};
 use std::cell::Cell;
@@ -322,6 +323,16 @@ impl Tree {
         decide: Decide<'_>,
     ) -> Result<Option<bool>, IndexError> {
         let op = change.op;
+        if let Some(other) = Self::other_key(change, at) {
+            return match decide(None) {
+                Decision::Keep => Ok(Some(false)),
+                Decision::Remove => Ok(Some(true)),
+                Decision::Put(value) | Decision::Adjust(value) => {
+                    Box::pin(self.split_edge(change, way, &other, value)).await
+                }
+            };
+        }
+        Self::check_length(op, at)?;
         let (held, bytes) = self.lock(op, at.addr, at.class.bytes()).await?;
         let Some(leaf) = self.accept(at, bytes) else {
             self.shared.locks.unlock(op, held).await?;
@@ -351,6 +362,22 @@ impl Tree {
                 Box::pin(self.unlink(change, way, at)).await.map(|unlinked| unlinked.then_some(true))
             }
         }
+    }
+
+    /// The key of a leaf, if it is another one and this thread can look itself; elsewhere the READ that comes with the lock tells.
+    fn other_key(change: &Change<'_>, at: LeafRef) -> Option<SmallVec<[u8; 64]>> {
+        let Change { op, key, .. } = *change;
+        let bytes = (LEAF_KEY_AT + key.len() + 1).next_multiple_of(8).min(at.class.bytes());
+        let look = |words: Words<'_>| leaf::other_key(words, key);
+        if op.is_simulated() {
+            return op.look(at.addr, bytes, look)?.ok()?;
+        }
+        // If it is this key's, the READ that comes with the lock counts.
+        let other = op.peek_here(at.addr, bytes, look)?.ok()?;
+        if other.is_some() {
+            op.count_look(bytes);
+        }
+        other
     }
 
     /// A leaf of this key that is alive, under its lock.

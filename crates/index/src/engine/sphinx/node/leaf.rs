@@ -7,6 +7,8 @@ use crate::engine::sphinx::layout::{
     LEAF_CHECKSUM_AT, LEAF_HEAD_AT, LEAF_KEY_AT, LEAF_KEYED_BITS, LeafHead, LeafState, leaf_bytes,
 };
 use crate::shared::whole::Place;
+use farwood_fabric::mem::Words;
+use smallvec::SmallVec;
 use std::ops::Deref;
 
 /// A leaf that was read whole.
@@ -57,6 +59,21 @@ impl<B: Deref<Target = [u8]>> Leaf<B> {
     pub(in super::super) fn frozen(&self, state: LeafState) -> u64 {
         LeafHead { state, ..self.head }.to_word()
     }
+}
+
+/// The key of a leaf if it is not this one, as far as it tells where they part. Without a lock or a checksum, since no rewrite changes a key.
+#[inline]
+pub(in super::super) fn other_key(leaf: Words<'_>, key: &[u8]) -> Option<SmallVec<[u8; 64]>> {
+    let head = LeafHead::from_word(leaf.get(LEAF_HEAD_AT))?;
+    let word = |n: usize| leaf.get(LEAF_KEY_AT + 8 * n).to_le_bytes();
+    let is_at = |(n, part): (usize, &[u8])| word(n)[..part.len()] == *part;
+    if head.key_bytes == key.len() && key.chunks(8).enumerate().all(is_at) {
+        return None;
+    }
+    let seen_bytes = head.key_bytes.min(leaf.len() - LEAF_KEY_AT);
+    let mut other: SmallVec<[u8; 64]> = (0..seen_bytes.div_ceil(8)).flat_map(word).collect();
+    other.truncate(seen_bytes);
+    Some(other)
 }
 
 /// What the first bytes of a leaf say of the rest: where the last bytes of its value are, and how many. The key is never torn, since no

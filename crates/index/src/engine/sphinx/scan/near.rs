@@ -131,6 +131,9 @@ fn look_at_end(
     first: &[u8],
 ) -> Result<Option<Leaf<Vec<u8>>>, IndexError> {
     let Some(outline) = Outline::of(first, end_bytes, at.class.bytes()) else { return Ok(None) };
+    if outline.end_bytes == 0 {
+        return Ok(Some(outline.with_end(first, &[])));
+    }
     let ((from, to), mut words) = (outline.words(), Vec::new());
     let seen = op.look(at.addr.add(from as u64), to - from, |seen| seen.copy_to(&mut words));
     let Some(seen) = seen else { return Ok(None) };

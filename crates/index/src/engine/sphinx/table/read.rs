@@ -124,7 +124,16 @@ impl Seen {
 
     /// The slots with this very word.
     pub(super) fn copies_of(&self, word: u64) -> Candidates {
+        if !self.holds(word) {
+            return Candidates::new();
+        }
         self.slots().filter(|slot| slot.entry == word).collect()
+    }
+
+    /// Whether there are any: most often there are none, and this is quicker.
+    #[expect(clippy::needless_bitwise_bool, reason = "without branches the compiler compares several at a time")]
+    pub(super) fn holds(&self, word: u64) -> bool {
+        self.pairs.as_flattened().iter().fold(false, |held, other| held | (*other == word))
     }
 
     fn slots(&self) -> impl Iterator<Item = Slot> {

@@ -31,8 +31,7 @@ impl Table {
             let seen = self.see(op, hash).await?;
             let subtable = seen.probe.subtable;
             let is_here = seen.state.standing(hash) == Standing::Here;
-            let is_kept = is_here && !seen.copies_of(entry).is_empty();
-            if is_kept || !seen.copies_of(entry | FROZEN).is_empty() {
+            if is_here && seen.holds(entry) || seen.holds(entry | FROZEN) {
                 return self.remove_from(op, &strays, entry).await;
             }
             let Some(slot) = seen.empty_slot().filter(|_| is_here) else {
@@ -144,7 +143,7 @@ impl Table {
         entry: u64,
     ) -> Result<Option<GlobalAddr>, IndexError> {
         let slot = seen.copies_of(entry).first().map(|slot| slot.addr);
-        if slot.is_none() && !seen.copies_of(entry | FROZEN).is_empty() {
+        if slot.is_none() && seen.holds(entry | FROZEN) {
             marks::hit("hash_change_waits");
             self.resize(op, nodes, seen.probe.subtable, seen.state.depth).await?;
         }
