@@ -4,7 +4,8 @@
 //!    read. A command says what it builds up beside that ([`Charge`]).
 //! 2. When the sum exceeds the limit, clients are disconnected until what is left fits into seven eighths of it: first those that
 //!    stand still (they do not read, or leave a request half sent), and the largest first.
-//! 3. Their memory comes back when their connections have ended, a moment later. Until then connections that have more than
+//! 3. A long command begins only when its reply has room. For that, clients are disconnected that have read nothing for two seconds.
+//! 4. Their memory comes back when their connections have ended, a moment later. Until then connections that have more than
 //!    [`FREE_BYTES`] do not grow; clients with short requests and replies notice nothing.
 //!
 //! So the limit is exceeded by no more than what one read or one reply brings on each thread.
@@ -74,20 +75,38 @@ impl Budget {
         self.change(before, bytes);
     }
 
+    /// Whether there is room for so much more.
+    pub(crate) fn has_room_for(&self, bytes: u64) -> bool {
+        self.used().saturating_add(bytes) <= self.limit
+    }
+
     /// Disconnects clients if they have too much, all together.
     pub(crate) fn enforce(&self, clients: &Clients, now: Nanos, seconds: u64) {
-        let Ok(_guard) = self.evicting.try_lock() else { return };
-        if !self.is_exceeded() {
-            return;
+        if self.is_exceeded() {
+            self.disconnect(clients, now, self.limit / 8 * 7, |client| Some(stands_still(client, seconds)));
         }
+    }
+
+    /// Makes room for so much more, as far as clients have it that have read nothing for a while; who reads is waited for.
+    pub(crate) fn make_room(&self, bytes: u64, clients: &Clients, now: Nanos, seconds: u64) {
+        if !self.has_room_for(bytes) {
+            let most = self.limit.saturating_sub(bytes);
+            self.disconnect(clients, now, most, |client| has_stopped(client, seconds).then_some(true));
+        }
+    }
+
+    /// Disconnects clients of this `kind` until they have `most` bytes at the most, all together: those of which it is true first, the largest first.
+    fn disconnect(&self, clients: &Clients, now: Nanos, most: u64, kind: impl Fn(&Client) -> Option<bool>) {
+        let Ok(_guard) = self.evicting.try_lock() else { return };
         let all = clients.list();
         let (going, mut staying): (Vec<_>, Vec<_>) =
             all.into_iter().filter(|client| memory_of(client) > 0).partition(|client| client.is_evicted());
         let promised: u64 = going.iter().map(memory_of).sum();
         let mut left = self.used().saturating_sub(promised);
-        staying.sort_by_key(|client| std::cmp::Reverse((stands_still(client, seconds), memory_of(client))));
+        staying.retain(|client| kind(client).is_some());
+        staying.sort_by_key(|client| std::cmp::Reverse((kind(client), memory_of(client))));
         for client in staying {
-            if left <= self.limit / 8 * 7 {
+            if left <= most {
                 break;
             }
             let bytes = memory_of(&client);
@@ -111,6 +130,12 @@ fn memory_of(client: &Arc<Client>) -> u64 {
 fn stands_still(client: &Client, seconds: u64) -> bool {
     client.unread_since.load(Ordering::Relaxed) > 0
         || seconds.saturating_sub(client.active.load(Ordering::Relaxed)) >= STILL_SECONDS
+}
+
+/// Whether a client has read none of its replies for a while.
+fn has_stopped(client: &Client, seconds: u64) -> bool {
+    let since = client.unread_since.load(Ordering::Relaxed);
+    since > 0 && seconds.saturating_sub(since) >= STILL_SECONDS
 }
 
 /// What a command builds up, until it is dropped.

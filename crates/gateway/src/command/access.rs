@@ -5,7 +5,7 @@
 //! still the same.
 //!
 //! A change takes effect after the commands before it on its connection ([`Company::turn`](farwood_fabric::Company::turn)). One that
-//! finds nothing to change has looked when it was its turn.
+//! finds nothing to change, or is refused because of what it finds, has looked when it was its turn.
 
 use super::Refused;
 use super::limits::is_behind;
@@ -121,27 +121,31 @@ impl<S: Store> Shard<S> {
                 opened.expires_at.is_some() && opened.has_expired(self.common.pool_ms())
             });
             let held = stored.zip(opened).map(|(stored, opened)| Held { stored, opened });
-            let (change, said) = decide(held.as_ref().filter(|_| !has_expired))?;
             let expected = held.as_ref().map(|held| held.stored.as_slice());
-            let is_nothing = match change {
+            let decided = decide(held.as_ref().filter(|_| !has_expired)).and_then(|(change, said)| {
+                match change {
+                    Change::Store(_, bytes) => self.check_pair(key, bytes)?,
+                    Change::Retime(_) => {
+                        self.check_pair(key, held.as_ref().map_or(0, |held| held.value().len()))?;
+                    }
+                    Change::Keep | Change::Remove => {}
+                }
+                Ok((change, said))
+            });
+            let is_nothing = match &decided {
+                Err(_) => true,
                 // What has expired goes, as soon as it surely has.
-                Change::Keep => {
+                Ok((Change::Keep, _)) => {
                     !opened.is_some_and(|opened| has_expired && opened.has_expired(self.common.surely_ms()))
                 }
-                Change::Remove => expected.is_none(),
-                Change::Store(_, bytes) => {
-                    self.check_pair(key, bytes)?;
-                    false
-                }
-                Change::Retime(_) => {
-                    self.check_pair(key, held.as_ref().map_or(0, |held| held.value().len()))?;
-                    false
-                }
+                Ok((Change::Remove, _)) => expected.is_none(),
+                Ok((Change::Store(..) | Change::Retime(_), _)) => false,
             };
             if is_nothing && is_early {
                 self.company.turn().await;
                 continue;
             }
+            let (change, said) = decided?;
             let is_done = match (&change, expected) {
                 _ if is_nothing => return Ok(said),
                 (Change::Keep | Change::Remove, _) => handle.compare_and_swap(key, expected, None).await?,
@@ -192,6 +196,8 @@ impl<S: Store> Shard<S> {
             run_all(&self.company, group, width, |output| took(output?)).await?;
             if self.far_bytes() - before < PAGE_BYTES as u64 {
                 width = (2 * width).min(WIDTH);
+                // Many keys of which none is there move nothing, but take time.
+                self.executor.yield_to_ready().await;
             } else if keys.peek().is_some() {
                 // Their values are long: one by one.
                 width = 1;

@@ -98,6 +98,11 @@ impl Spec {
         self.keys != Keys::Nobodys
     }
 
+    /// Whether it goes through keys and gathers what it finds, or removes it: that may be much.
+    pub(crate) fn gathers(&self) -> bool {
+        self.keys == Keys::Whole && !matches!(self.command, Command::DbSize | Command::Info)
+    }
+
     /// Whether a command that found no memory left, perhaps after a part of it, may be carried out again from the start.
     pub(crate) fn may_repeat(&self) -> bool {
         self.writes && (self.keys == Keys::One || self.command == Command::MSet)

@@ -38,7 +38,7 @@ use crate::store::Store;
 use balance::Balance;
 use connection::{CHUNK_BYTES, Connection, Execute};
 use deadlines::Deadlines;
-use farwood_fabric::clock::{MILLISECOND, Nanos};
+use farwood_fabric::clock::{MILLISECOND, Nanos, SECOND};
 use farwood_fabric::pipeline::Boxes;
 use farwood_fabric::{Company, Endpoint, Executor, marks};
 use farwood_index::{IndexError, Limits, OrderedIndex, Pool};
@@ -50,7 +50,7 @@ use std::net::TcpListener;
 use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
-use turns::Turns;
+use turns::{TURN_BYTES, Turns, VALUE_ROOM_BYTES};
 
 /// Chunks of input, and blocks of replies, that a thread keeps for the next clients that say something.
 const SPARE_CHUNKS: usize = 64;
@@ -59,6 +59,10 @@ const SPARE_HANDLES: usize = 1024;
 
 /// How often a command that waits for room looks whether there is some.
 const ROOM_LOOK_NS: Nanos = MILLISECOND;
+
+/// How long a long command waits until others have read their replies, and how often it looks. By then those who read nothing are gone.
+const REPLY_PATIENCE_NS: Nanos = 10 * SECOND;
+const REPLY_LOOK_NS: Nanos = MILLISECOND;
 
 /// What the clients of one thread share.
 pub(crate) struct Shard<S: Store> {
@@ -164,7 +168,7 @@ async fn take_in<S: Store>(shard: Rc<Shard<S>>) {
 async fn welcome<S: Store, F: Future<Output = Reply> + 'static>(
     shard: Rc<Shard<S>>,
     sockets: Rc<Sockets>,
-    execute: Execute<S, F>,
+    execute: impl Execute<S, F> + 'static,
 ) {
     let boxes = Boxes::new(&shard.company);
     loop {
@@ -191,6 +195,8 @@ impl<S: Store> Shard<S> {
         joined: Option<Joined<S>>,
     ) -> Result<Self, IndexError> {
         let Start { number, common, stop, inboxes, listener: _ } = start;
+        let room_bytes =
+            usize::try_from(common.clients.budget().limit()).unwrap_or(usize::MAX) / inboxes.len().max(1);
         let limits = match &joined {
             Some(joined) => limits::of_clients(joined.store.handle(&joined.endpoint)?.limits()),
             None => Limits::NONE,
@@ -203,7 +209,7 @@ impl<S: Store> Shard<S> {
             executor: executor.clone(),
             stats: Arc::clone(&common.threads[number]),
             seconds: Cell::new(common.seconds()),
-            turns: Turns::new(executor),
+            turns: Turns::new(executor, room_bytes),
             common,
             stop,
             number,
@@ -262,6 +268,24 @@ impl<S: Store> Shard<S> {
             (None, None) => return Err(IndexError::Unknown),
         };
         Ok(Lent { shard: self, handle: Some(handle) })
+    }
+
+    /// Room for a long command that may have so much in its hands, once there is some for its reply, too.
+    pub(crate) async fn room(&self, bytes: usize) -> turns::Room {
+        let room = self.turns.room(bytes).await;
+        let (common, budget) = (&self.common, self.common.clients.budget());
+        // What has room may bring a reply of a quarter of that.
+        let wanted = || self.turns.taken_bytes() as u64 / (VALUE_ROOM_BYTES / TURN_BYTES) as u64;
+        let end = common.now() + REPLY_PATIENCE_NS;
+        while !budget.has_room_for(wanted()) && !self.stop.is_set() {
+            budget.make_room(wanted(), &common.clients, common.now(), common.seconds());
+            if common.now() >= end {
+                marks::hit("room_waited_for_in_vain");
+                break;
+            }
+            self.sleep(REPLY_LOOK_NS).await;
+        }
+        room
     }
 
     /// What a command says that builds up a long reply, or whatever else.

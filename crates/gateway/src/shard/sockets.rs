@@ -16,7 +16,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 
 /// How many events are taken at a time.
 const EVENTS: usize = 512;
@@ -166,6 +166,17 @@ impl<T: AsFd> Socket<T> {
     #[inline]
     pub(crate) fn is_gone(&self) -> bool {
         self.state.is_gone.get()
+    }
+
+    /// A call on it has failed.
+    pub(crate) fn set_gone(&self) {
+        self.state.is_gone.set(true);
+    }
+
+    /// Wakes the task whenever something is new, the end among it; whoever waits for the socket afterwards says so anew.
+    #[inline]
+    pub(crate) fn wake_at_events(&self, context: &Context<'_>) {
+        self.state.waker.replace(Some(context.waker().clone()));
     }
 
     /// There was less to read than was asked for. If the other end has closed, the end itself is still to be read.

@@ -73,8 +73,11 @@ pub(super) async fn sweep<S: Store>(shard: Rc<Shard<S>>) {
                     shard.sleep(REST_NS).await;
                 }
             }
-            // Whatever it is, commands meet it too and say so.
-            Err(_) => shard.sleep(REST_NS).await,
+            // Whatever it is, commands meet it too and say so. Those that wait for room are told that there is none.
+            Err(_) => {
+                scarcity.end_pass(pass, began_ms, 0, None);
+                shard.sleep(REST_NS).await;
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::common::{Client, Value, bytes, options, wait_for};
 use farwood_fabric::control::SessionState;
 use farwood_fabric::{Cluster, Executor, Session, SessionOptions};
-use farwood_gateway::{Gateway, NamedIndex};
+use farwood_gateway::{Gateway, NamedIndex, Options};
 use farwood_index::AnyEngine;
 use redis::{Commands, Connection, ErrorKind, ExistenceCheck, SetExpiry, SetOptions};
 use std::collections::BTreeSet;
@@ -23,8 +23,12 @@ fn create(cluster: &Cluster) {
 
 /// A gateway on an empty index of this pool.
 pub(crate) fn serve_index(cluster: &Cluster) -> Gateway {
+    serve_index_with(cluster, options())
+}
+
+pub(crate) fn serve_index_with(cluster: &Cluster, options: Options) -> Gateway {
     create(cluster);
-    gateway(cluster)
+    Gateway::start(cluster, NamedIndex::new("test"), options).expect("a gateway")
 }
 
 fn gateway(cluster: &Cluster) -> Gateway {

@@ -1,11 +1,13 @@
 //! A real index in a pool that is full: what takes memory is refused, what takes none works.
 
-use super::clients::serve_index;
-use super::common::{Client, Value, bytes};
+use super::clients::{serve_index, serve_index_with};
+use super::common::{Client, Value, bytes, encode, options};
+use super::hostile::number;
 use farwood_fabric::ServerId;
 use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::transport::local::LocalCluster;
+use farwood_gateway::Options;
 use farwood_memory::{MemoryServer, ServerConfig};
 use std::sync::Arc;
 
@@ -95,6 +97,57 @@ fn times_can_be_set_and_keys_removed_in_a_full_pool() {
     }
     assert_eq!(client.say("DBSIZE"), Value::Number(0));
     assert_eq!(client.ask(&["SET", "another", &"v".repeat(10_000)]), Value::Word("OK".into()));
+}
+
+/// Many clients want a long value at once, more together than clients may have, and read slowly: each gets it, and none has to go.
+#[test]
+fn long_replies_wait_for_room_and_nobody_who_reads_is_disconnected() {
+    const CLIENTS: usize = 48;
+    const LIMIT: u64 = 16 << 20;
+    let embedded = farwood_memory::embedded(1, 64 << 20).expect("a pool");
+    let gateway = serve_index_with(&embedded, Options { client_memory_bytes: LIMIT, ..options() });
+    let mut other = Client::to(gateway.address());
+    let value = value_of(1, 1 << 20);
+    assert_eq!(other.ask(&[&b"SET"[..], b"long", &value]), Value::Word("OK".into()));
+    for words in [&["GET", "long"][..], &["GETEX", "long", "EX", "1000"], &["MGET", "long", "absent"]] {
+        let mut clients: Vec<_> = (0..CLIENTS).map(|_| Client::to(gateway.address())).collect();
+        for client in &mut clients {
+            client.send(&encode(words));
+        }
+        let expected =
+            if words[0] == "MGET" { Value::Array(vec![bytes(&value), Value::Nil]) } else { bytes(&value) };
+        for client in &mut clients {
+            assert_eq!(client.read(), expected, "{words:?}");
+            assert!(number(&mut other, "client_memory_bytes") <= LIMIT + (2 << 20), "{words:?}");
+        }
+    }
+    assert_eq!(number(&mut other, "evicted_clients"), 0);
+}
+
+/// Clients that want many long values and read none go when others want their room, also those that wait for room themselves. Nobody waits
+/// for them until patience ends, and what is short waits for nothing.
+#[test]
+fn who_reads_nothing_and_waits_for_room_is_in_nobodys_way() {
+    let embedded = farwood_memory::embedded(1, 64 << 20).expect("a pool");
+    let gateway = serve_index_with(&embedded, Options { client_memory_bytes: 16 << 20, ..options() });
+    let mut other = Client::to(gateway.address());
+    let value = value_of(1, 1 << 20);
+    assert_eq!(other.ask(&[&b"SET"[..], b"long", &value]), Value::Word("OK".into()));
+    let kinds = [&["GET", "long"][..], &["MGET", "long", "long"], &["GETEX", "long", "EX", "1000"]];
+    let deaf: Vec<_> = (0..24)
+        .map(|n| {
+            let mut client = Client::to(gateway.address());
+            client.send(&encode(kinds[n % kinds.len()]).repeat(40));
+            client
+        })
+        .collect();
+    for _ in 0..8 {
+        assert_eq!(other.ask(&["GET", "long"]), bytes(&value));
+        assert_eq!(other.say("SET short 1"), Value::Word("OK".into()));
+    }
+    assert!(number(&mut other, "evicted_clients") > 0);
+    assert!(!other.say("INFO everything").text().contains("path_room_waited_for_in_vain"));
+    drop(deaf);
 }
 
 #[test]

@@ -7,9 +7,11 @@ use std::io::{BufReader, Read, Write};
 use std::net::TcpStream;
 
 const MIB: usize = 1 << 20;
+/// What a connection keeps that is about to say something.
+const CHUNK_BYTES: u64 = 16 << 10;
 
 /// A number of INFO.
-fn number(client: &mut Client, name: &str) -> u64 {
+pub(crate) fn number(client: &mut Client, name: &str) -> u64 {
     let info = client.say("INFO everything").text();
     let line = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     line.and_then(|number| number.trim().parse().ok()).unwrap_or_else(|| panic!("no {name} in {info}"))
@@ -95,6 +97,31 @@ fn unread_replies_have_a_bound_and_who_reads_gets_all() {
         slow.read_exact(&mut reply).expect("all replies");
         assert!(reply.starts_with(b"$524288\r\nxxx") && reply.ends_with(b"xxx\r\n"));
     }
+}
+
+/// Over a network a long request comes in parts, and its end is read into room that it fills: that is given back all the same.
+#[test]
+fn idle_clients_are_not_charged_for_their_last_request() {
+    let map = Map::default();
+    let gateway = start(&map, Options { client_memory_bytes: 8 * MIB as u64, ..options() });
+    let mut other = Client::to(gateway.address());
+    let mut idle = Vec::new();
+    for n in 0..20 {
+        let mut client = Client::to(gateway.address());
+        let request = encode(&["SET", &format!("k{n}"), &"x".repeat(MIB)]);
+        let (first, rest) = request.split_at(40_000);
+        client.send(first);
+        // So it is read by itself.
+        assert_eq!(other.say("PING"), Value::Word("PONG".into()));
+        client.send(rest);
+        assert_eq!(client.read(), Value::Word("OK".into()));
+        idle.push(client);
+        wait_for("memory to come back", || number(&mut other, "client_memory_bytes") < 2 * CHUNK_BYTES);
+    }
+    for client in &mut idle {
+        assert_eq!(client.say("PING"), Value::Word("PONG".into()));
+    }
+    assert_eq!(number(&mut other, "evicted_clients"), 0);
 }
 
 /// One answer at a time, and each later than the one before: a guesser gets a few a second at first, one in seconds soon.
