@@ -343,6 +343,12 @@ impl Heap {
             if let Some(addr) = self.take_free(server, class) {
                 return Ok(addr);
             }
+            if self.is_asking(server, class) {
+                // Whoever asks has looked through all chunks in vain. Hundreds of operations under way would each look again.
+                marks::hit("chunk_awaited");
+                self.wait_for_asker(op, (server, class)).await;
+                continue;
+            }
             if self.has_chunks(server, class) {
                 let (heap, endpoint) = (self.clone(), op.endpoint().clone());
                 let claim = async move { heap.claim_from_own_chunks(&endpoint.op(), server, class).await };
@@ -364,7 +370,7 @@ impl Heap {
     /// Waits until whoever asks for a chunk has got it, or failed; a bounded time.
     async fn wait_for_asker(&self, op: &Op, of: (ServerId, Class)) {
         for _ in 0..MAX_CHUNK_WAITS {
-            if self.state().pools.get(&of).is_none_or(|pool| !pool.is_asking) {
+            if !self.is_asking(of.0, of.1) {
                 return;
             }
             op.endpoint().sleep(CHUNK_WAIT_NS).await;
@@ -417,6 +423,10 @@ impl Heap {
             wait_ns = LONGEST_WAIT_NS.min(wait_ns * 2);
         }
         Ok(self.state().counts.reused > reused)
+    }
+
+    fn is_asking(&self, server: ServerId, class: Class) -> bool {
+        self.state().pools.get(&(server, class)).is_some_and(|pool| pool.is_asking)
     }
 
     fn has_chunks(&self, server: ServerId, class: Class) -> bool {
@@ -688,6 +698,9 @@ impl Heap {
         let read = surely::read(op, bitmap.add(words.start * 8), len).await?;
         for word in (first..words.end).chain(words.start..first) {
             let seen = read.word(usize::try_from((word - words.start) * 8).unwrap_or(0));
+            if seen == u64::MAX {
+                continue;
+            }
             let free = !seen & layout.word_mask(word);
             if free == 0 {
                 continue;
