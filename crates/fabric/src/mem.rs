@@ -68,6 +68,13 @@ impl Words<'_> {
         self.0.get(at / 8).map_or(0, |word| word.load(Ordering::Acquire))
     }
 
+    /// So many words from byte `at` on, a multiple of 8, or as many as there are.
+    #[inline]
+    pub fn from(self, at: usize, count: usize) -> impl Iterator<Item = u64> {
+        let words = self.0.get(at / 8..).unwrap_or_default();
+        words[..count.min(words.len())].iter().map(|word| word.load(Ordering::Acquire))
+    }
+
     /// Copies all of them in the place of what `into` held.
     #[inline]
     pub fn copy_to(self, into: &mut Vec<u8>) {

@@ -200,73 +200,79 @@ impl Drop for Handle {
     }
 }
 
+/// The futures of its operations, and no others around them: they are polled often.
 impl OrderedIndex for Handle {
     fn limits(&self) -> Limits {
         self.operations.limits()
     }
 
-    async fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
-        self.operations.get(key).await
+    fn get(&self, key: &[u8]) -> impl Future<Output = Result<Option<Vec<u8>>, IndexError>> {
+        self.operations.get(key)
     }
 
-    async fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
-        self.operations.put(key, value).await
+    fn put(&self, key: &[u8], value: &[u8]) -> impl Future<Output = Result<(), IndexError>> {
+        self.operations.put(key, value)
     }
 
-    async fn compare_and_swap(
+    fn compare_and_swap(
         &self,
         key: &[u8],
         expected: Option<&[u8]>,
         new: Option<&[u8]>,
-    ) -> Result<bool, IndexError> {
-        self.operations.compare_and_swap(key, expected, new).await
+    ) -> impl Future<Output = Result<bool, IndexError>> {
+        self.operations.compare_and_swap(key, expected, new)
     }
 
-    async fn adjust(&self, key: &[u8], expected: &[u8], new: &[u8]) -> Result<bool, IndexError> {
-        self.operations.adjust(key, expected, new).await
+    fn adjust(
+        &self,
+        key: &[u8],
+        expected: &[u8],
+        new: &[u8],
+    ) -> impl Future<Output = Result<bool, IndexError>> {
+        self.operations.adjust(key, expected, new)
     }
 
-    async fn put_if_absent(&self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
-        self.operations.put_if_absent(key, value).await
+    fn put_if_absent(&self, key: &[u8], value: &[u8]) -> impl Future<Output = Result<bool, IndexError>> {
+        self.operations.put_if_absent(key, value)
     }
 
-    async fn update_if_present(&self, key: &[u8], value: &[u8]) -> Result<bool, IndexError> {
-        self.operations.update_if_present(key, value).await
+    fn update_if_present(&self, key: &[u8], value: &[u8]) -> impl Future<Output = Result<bool, IndexError>> {
+        self.operations.update_if_present(key, value)
     }
 
-    async fn delete(&self, key: &[u8]) -> Result<bool, IndexError> {
-        self.operations.delete(key).await
+    fn delete(&self, key: &[u8]) -> impl Future<Output = Result<bool, IndexError>> {
+        self.operations.delete(key)
     }
 
-    async fn scan(
+    fn scan(
         &self,
         start: Bound<&[u8]>,
         end: Bound<&[u8]>,
         limit: usize,
         reverse: bool,
-    ) -> Result<Vec<KeyValue>, IndexError> {
-        self.operations.scan(start, end, limit, reverse).await
+    ) -> impl Future<Output = Result<Vec<KeyValue>, IndexError>> {
+        self.operations.scan(start, end, limit, reverse)
     }
 
-    async fn scan_with(
+    fn scan_with(
         &self,
         start: Bound<&[u8]>,
         end: Bound<&[u8]>,
         limit: usize,
         reverse: bool,
         each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
-    ) -> Result<usize, IndexError> {
-        self.operations.scan_with(start, end, limit, reverse, each).await
+    ) -> impl Future<Output = Result<usize, IndexError>> {
+        self.operations.scan_with(start, end, limit, reverse, each)
     }
 
-    async fn scan_ends(
+    fn scan_ends(
         &self,
         range: (Bound<&[u8]>, Bound<&[u8]>),
         limit: usize,
         reverse: bool,
         end_bytes: usize,
         each: &mut dyn FnMut(&[u8], &[u8]) -> bool,
-    ) -> Result<usize, IndexError> {
-        self.operations.scan_ends(range, limit, reverse, end_bytes, each).await
+    ) -> impl Future<Output = Result<usize, IndexError>> {
+        self.operations.scan_ends(range, limit, reverse, end_bytes, each)
     }
 }

@@ -8,8 +8,10 @@
 //! | [`heap`] | remote objects: allocation, safe reuse, what a dead session left behind |
 //! | [`intents`] | what a session is in the middle of, so that others can finish it |
 //! | `opening` | whether operations on an index may begin: not if it is dropped, or the session leaves |
+//! | `boxed` | large futures on the heap |
 //! | [`surely`] | verbs that are repeated through lost completions |
 
+pub(crate) mod boxed;
 pub mod heap;
 pub mod intents;
 pub mod lock;

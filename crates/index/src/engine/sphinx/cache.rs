@@ -311,24 +311,32 @@ impl Tree {
         node: NodeRef,
         before: Option<NodeRef>,
     ) -> Result<(), IndexError> {
+        self.note(hash);
+        unless_fenced(self.link(op, hash, node, before).await)
+    }
+
+    /// Marks a node as linked and enters it into its hash table.
+    async fn link(
+        &self,
+        op: &Op,
+        hash: u64,
+        node: NodeRef,
+        before: Option<NodeRef>,
+    ) -> Result<(), IndexError> {
         let Some(finder) = &self.shared.finder else { return Ok(()) };
-        let announced = async {
-            surely::write(op, node.addr.add(NODE_LINKED_AT as u64), &[1]).await?;
-            let (table, entry) = (finder.table(&self.shared, hash), entry_of(hash, node));
-            if let Some(before) = before {
-                let old = entry_of(hash, before);
-                let found = table.look_up_surely(op, hash, |other| other == old).await?;
-                if let Some(slot) = found.first() {
-                    if table.replace(op, self, hash, *slot, entry).await? {
-                        return self.forget_if_dead(op, hash, node).await;
-                    }
+        surely::write(op, node.addr.add(NODE_LINKED_AT as u64), &[1]).await?;
+        let (table, entry) = (finder.table(&self.shared, hash), entry_of(hash, node));
+        if let Some(before) = before {
+            let old = entry_of(hash, before);
+            let found = table.look_up_surely(op, hash, |other| other == old).await?;
+            if let Some(slot) = found.first() {
+                if table.replace(op, self, hash, *slot, entry).await? {
+                    return self.forget_if_dead(op, hash, node).await;
                 }
             }
-            table.insert(op, self, hash, entry).await?;
-            self.forget_if_dead(op, hash, node).await
-        };
-        self.note(hash);
-        unless_fenced(announced.await)
+        }
+        table.insert(op, self, hash, entry).await?;
+        self.forget_if_dead(op, hash, node).await
     }
 
     /// Tells the filter of a node, if anybody asks the filter.

@@ -19,6 +19,8 @@ pub(super) trait Image {
     fn len(&self) -> usize;
     /// The word at byte `at`; 0 if there is none.
     fn word(&self, at: usize) -> u64;
+    /// So many words from byte `at` on, or as many as there are.
+    fn words(&self, at: usize, count: usize) -> impl Iterator<Item = u64>;
 }
 
 /// A copy.
@@ -30,6 +32,12 @@ impl<B: Deref<Target = [u8]>> Image for B {
     #[inline]
     fn word(&self, at: usize) -> u64 {
         self.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
+    }
+
+    #[inline]
+    fn words(&self, at: usize, count: usize) -> impl Iterator<Item = u64> {
+        let words = self.get(at..).unwrap_or_default().chunks_exact(8).take(count);
+        words.map(|word| word.try_into().map_or(0, u64::from_le_bytes))
     }
 }
 
@@ -45,6 +53,11 @@ impl Image for InPlace<'_> {
     #[inline]
     fn word(&self, at: usize) -> u64 {
         self.0.get(at)
+    }
+
+    #[inline]
+    fn words(&self, at: usize, count: usize) -> impl Iterator<Item = u64> {
+        self.0.from(at, count)
     }
 }
 
@@ -106,9 +119,10 @@ impl<B: Image> Node<B> {
         Slot(self.bytes.word(at))
     }
 
-    /// Where the slots are, the end slot left out.
-    fn slots_at(&self) -> impl Iterator<Item = usize> + use<B> {
-        (0..self.head.kind.slots()).map(|n| NODE_SLOTS_AT + 8 * n)
+    /// The slots, the end slot left out.
+    #[inline]
+    fn slots(&self) -> impl Iterator<Item = Slot> {
+        self.bytes.words(NODE_SLOTS_AT, self.head.kind.slots()).map(Slot)
     }
 
     /// The slot that a step leads to and where it is in the node; an empty one's place is where it would be filled. `None` if the node
@@ -124,12 +138,12 @@ impl<B: Image> Node<B> {
             Step::Byte(byte) => byte,
         };
         let mut free = None;
-        for at in self.slots_at() {
-            let slot = self.slot(at);
+        let place = |n: usize| NODE_SLOTS_AT + 8 * n;
+        for (n, slot) in self.slots().enumerate() {
             if slot.is_empty() {
-                free = free.or(Some((at, slot)));
+                free = free.or(Some((place(n), slot)));
             } else if slot.byte() == byte {
-                return Some((at, slot));
+                return Some((place(n), slot));
             }
         }
         free
@@ -143,7 +157,7 @@ impl<B: Image> Node<B> {
     /// How many children it has, the one in the end slot included.
     pub(super) fn count(&self) -> usize {
         let end = usize::from(!self.slot(NODE_END_AT).is_empty());
-        end + self.slots_at().filter(|at| !self.slot(*at).is_empty()).count()
+        end + self.slots().filter(|slot| !slot.is_empty()).count()
     }
 
     /// Its children, in the order of keys.
@@ -173,7 +187,7 @@ impl<B: Image> Node<B> {
     pub(super) fn slots_into(&self, slots: &mut Vec<Slot>, distinct: bool) -> Slot {
         slots.clear();
         let (mut next, mut are_ascending) = (0, true);
-        for slot in self.slots_at().map(|at| self.slot(at)).filter(|slot| !slot.is_empty()) {
+        for slot in self.slots().filter(|slot| !slot.is_empty()) {
             // They are, if keys came in their order.
             are_ascending &= next <= u16::from(slot.byte());
             next = u16::from(slot.byte()) + 1;
@@ -196,7 +210,7 @@ impl<B: Image> Node<B> {
         if !end.is_empty() {
             add((Step::End, end));
         }
-        for slot in self.slots_at().map(|at| self.slot(at)).filter(|slot| !slot.is_empty()) {
+        for slot in self.slots().filter(|slot| !slot.is_empty()) {
             add((Step::Byte(slot.byte()), slot));
         }
     }

@@ -49,14 +49,19 @@ enum Purpose {
     Change,
 }
 
-/// The way of a key: nodes, the last of which leads to a leaf or nowhere.
-#[derive(Debug)]
+/// The way of a key: nodes, the last of which leads to a leaf or nowhere. It is hundreds of bytes, so whoever looks for it fills it in place.
+#[derive(Default, Debug)]
 pub(super) struct Way {
     pub(super) stops: SmallVec<[Stop; 8]>,
     pub(super) leaf: Option<LeafRef>,
 }
 
 impl Way {
+    fn begin(&mut self) {
+        self.stops.clear();
+        self.leaf = None;
+    }
+
     /// The last node.
     pub(super) fn last(&self) -> Option<(usize, &Stop)> {
         self.stops.iter().enumerate().next_back()
@@ -65,36 +70,46 @@ impl Way {
 
 impl Tree {
     /// The way of a key, from the deepest node that is found by hash, or from the root.
-    pub(super) async fn way(&self, op: &Op, key: &[u8], prefixes: &Prefixes<'_>) -> Result<Way, IndexError> {
-        self.way_above(op, key, prefixes, usize::MAX).await
-    }
-
-    /// The same, from a node that is less deep than `below`.
-    pub(super) async fn way_above(
+    pub(super) fn find_way(
         &self,
         op: &Op,
         key: &[u8],
         prefixes: &Prefixes<'_>,
-        below: usize,
-    ) -> Result<Way, IndexError> {
-        let mut stops = SmallVec::new();
+        way: &mut Way,
+    ) -> impl Future<Output = Result<(), IndexError>> {
+        self.find_way_above(op, key, (prefixes, usize::MAX), way)
+    }
+
+    /// The same, from a node that is less deep than `below`.
+    pub(super) async fn find_way_above(
+        &self,
+        op: &Op,
+        key: &[u8],
+        (prefixes, below): (&Prefixes<'_>, usize),
+        way: &mut Way,
+    ) -> Result<(), IndexError> {
+        way.begin();
+        let stops = &mut way.stops;
         if let Some(leaf) = self.descend::<true>(op, key, Purpose::Change, |stop| stops.push(stop)).await {
-            return Ok(Way { stops, leaf: leaf? });
+            way.leaf = leaf?;
+            return Ok(());
         }
         if op.is_simulated() {
+            let stops = &mut way.stops;
             if let Some(leaf) = self.descend::<false>(op, key, Purpose::Change, |stop| stops.push(stop)).await
             {
-                return Ok(Way { stops, leaf: leaf? });
+                way.leaf = leaf?;
+                return Ok(());
             }
         }
+        way.begin();
         let jump = self.jump(op, key, prefixes, below).await?;
         let first = match jump.stop {
             Some(stop) => stop,
             None => self.read_stop(op, key, self.shared.root, 0).await?,
         };
-        let way = self.follow(op, key, first).await?;
-        self.learn(op, &jump, &way, prefixes).await?;
-        Ok(way)
+        self.follow(op, key, first, way).await?;
+        self.learn(op, &jump, way, prefixes).await
     }
 
     /// The way of a key from the root and the leaf that it leads to, if any, where this thread can look at nodes itself; `None` where it
@@ -165,15 +180,17 @@ impl Tree {
     }
 
     /// The way of a key on from a node.
-    async fn follow(&self, op: &Op, key: &[u8], first: Stop) -> Result<Way, IndexError> {
-        let mut stops: SmallVec<[Stop; 8]> = SmallVec::new();
+    async fn follow(&self, op: &Op, key: &[u8], first: Stop, way: &mut Way) -> Result<(), IndexError> {
         let mut stop = first;
         // Depths grow, so this ends.
         loop {
-            stops.push(stop);
+            way.stops.push(stop);
             let node = match stop.slot.target() {
-                Some(Target::Empty) => return Ok(Way { stops, leaf: None }),
-                Some(Target::Leaf(leaf)) => return Ok(Way { stops, leaf: Some(leaf) }),
+                Some(Target::Empty) => return Ok(()),
+                Some(Target::Leaf(leaf)) => {
+                    way.leaf = Some(leaf);
+                    return Ok(());
+                }
                 Some(Target::Node(child)) => child,
                 None => return Err(no_slot(stop.node)),
             };
@@ -266,7 +283,9 @@ impl Tree {
         let leaf = if let Some(leaf) = self.descend::<true>(op, key, Purpose::Read, drop).await {
             leaf?
         } else {
-            self.way(op, key, &Prefixes::of(self.shared.seed, key)).await?.leaf
+            let mut way = Way::default();
+            self.find_way(op, key, &Prefixes::of(self.shared.seed, key), &mut way).await?;
+            way.leaf
         };
         let Some(leaf) = leaf else { return Ok(None) };
         Self::check_length(op, leaf)?;

@@ -14,6 +14,7 @@ use super::read::{Stop, Way};
 use super::restructure::common_bytes;
 use super::{Tree, corrupt};
 use crate::api::IndexError;
+use crate::shared::boxed::boxed;
 use crate::shared::heap::{Class, Room};
 use crate::shared::intents::{self, Redo};
 use crate::shared::locks::{Behind, Held, Write, begun};
@@ -248,8 +249,9 @@ impl Tree {
         self.admit(&op)?;
         let prefixes = Prefixes::of(self.shared.seed, key);
         let change = Change { op: &op, key, prefixes, reserved: Reserved::default() };
+        let mut way = Way::default();
         for attempt in 0..MAX_ATTEMPTS {
-            let way = self.way(&op, key, &change.prefixes).await?;
+            self.find_way(&op, key, &change.prefixes, &mut way).await?;
             let done = match way.leaf {
                 Some(leaf) => self.change_leaf(&change, &way, leaf, decide).await?,
                 None => self.change_absent(&change, &way, decide).await?,
@@ -285,7 +287,7 @@ impl Tree {
         }
         // The key parts from those below this node before it ends: where, any of them tells.
         match self.some_key(change.op, stop.node).await? {
-            Some(other) => Box::pin(self.split_edge(change, way, &other, value)).await,
+            Some(other) => boxed(|| self.split_edge(change, way, &other, value)).await,
             None => Box::pin(self.replace(change, way, last, None)).await.map(|_| None),
         }
     }
@@ -328,7 +330,7 @@ impl Tree {
                 Decision::Keep => Ok(Some(false)),
                 Decision::Remove => Ok(Some(true)),
                 Decision::Put(value) | Decision::Adjust(value) => {
-                    Box::pin(self.split_edge(change, way, &other, value)).await
+                    boxed(|| self.split_edge(change, way, &other, value)).await
                 }
             };
         }
@@ -349,7 +351,7 @@ impl Tree {
             Decision::Keep => Ok(Some(false)),
             Decision::Remove if !counts => Ok(Some(true)),
             Decision::Put(value) | Decision::Adjust(value) if !is_here => {
-                Box::pin(self.split_edge(change, way, leaf.key(), value)).await
+                boxed(|| self.split_edge(change, way, leaf.key(), value)).await
             }
             Decision::Put(value) | Decision::Adjust(value) => {
                 marks::hit("frozen_leaf_met");
@@ -518,8 +520,9 @@ impl Tree {
         if self.unlink(change, way, leaf).await? {
             return Ok(());
         }
+        let mut way = Way::default();
         for _ in 0..MAX_UNLINKS {
-            let way = self.way(change.op, change.key, &change.prefixes).await?;
+            self.find_way(change.op, change.key, &change.prefixes, &mut way).await?;
             if way.leaf != Some(leaf) || self.unlink(change, &way, leaf).await? {
                 return Ok(());
             }

@@ -58,11 +58,13 @@ impl Tree {
         if at > 0 {
             attempt = self.try_to_replace(change, way, at, &mut add).await?;
         }
+        let mut way = Way::default();
         for _ in 0..MAX_TRIES {
             if attempt != Attempt::Frozen {
                 break;
             }
-            let way = self.way_above(change.op, change.key, &change.prefixes, stop.head.depth).await?;
+            let below = (&change.prefixes, stop.head.depth);
+            self.find_way_above(change.op, change.key, below, &mut way).await?;
             match way.stops.iter().position(|other| other.node == stop.node) {
                 Some(at) if at > 0 => attempt = self.try_to_replace(change, &way, at, &mut add).await?,
                 _ => break,

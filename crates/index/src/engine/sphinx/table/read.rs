@@ -71,7 +71,7 @@ impl Probe {
     }
 }
 
-/// The pairs of a hash, and the state behind them.
+/// The pairs of a hash, and the state behind them. They are hundreds of bytes, so whoever looks fills one in place, again and again.
 #[derive(Debug)]
 pub(super) struct Seen {
     pub(super) probe: Probe,
@@ -84,19 +84,27 @@ pub(super) type Pairs = [[u64; PAIR_WORDS]; 2];
 const PAIR_WORDS: usize = PAIR_BYTES / 8;
 
 impl Seen {
-    /// As they were read.
-    pub(super) fn new(probe: Probe, pairs: [Buf; 2], state: State) -> Self {
-        let pairs = pairs.map(|buf| std::array::from_fn(|n| buf.word(n * 8)));
-        Self { probe, pairs, state }
+    /// Nothing yet.
+    pub(super) fn nothing(probe: Probe) -> Self {
+        Self { probe, pairs: Pairs::default(), state: State::new(0, 0) }
     }
 
-    /// The same by a look, behind a CAS if there is one, where this thread can look itself; and the word before the CAS.
+    /// What was read.
+    pub(super) fn fill(&mut self, probe: Probe, pairs: &[Buf; 2], state: State) {
+        (self.probe, self.state) = (probe, state);
+        for (pair, buf) in self.pairs.iter_mut().zip(pairs) {
+            pair.iter_mut().enumerate().for_each(|(n, word)| *word = buf.word(n * 8));
+        }
+    }
+
+    /// The same by a look, behind a CAS if there is one, where this thread can look itself; brings the word before the CAS.
     pub(super) async fn here(
+        &mut self,
         op: &Op,
         probe: Probe,
         swap: Option<(GlobalAddr, u64, u64)>,
-    ) -> Option<Result<(u64, Self), IndexError>> {
-        let (mut pairs, mut raw) = (Pairs::default(), 0);
+    ) -> Option<Result<u64, IndexError>> {
+        let (pairs, mut raw) = (&mut self.pairs, 0);
         let [one, two] = probe.places();
         let places = [one, two, (probe.subtable.add(STATE_AT), 8)];
         let looked = op.swap_and_look_here(swap, places, |n, words| match pairs.get_mut(n) {
@@ -104,10 +112,10 @@ impl Seen {
             None => raw = words.get(0),
         })?;
         op.endpoint().breathe().await;
-        Some(match looked {
-            Ok(before) => decode(raw, probe.subtable).map(|state| (before, Self { probe, pairs, state })),
-            Err(error) => Err(error.into()),
-        })
+        Some(looked.map_err(IndexError::from).and_then(|before| {
+            (self.probe, self.state) = (probe, decode(raw, probe.subtable)?);
+            Ok(before)
+        }))
     }
 
     /// The entries that match, frozen or not; as the tree knows them.
@@ -131,7 +139,10 @@ impl Seen {
     }
 
     /// Whether there are any: most often there are none, and this is quicker.
-    #[expect(clippy::needless_bitwise_bool, reason = "without branches the compiler compares several at a time")]
+    #[expect(
+        clippy::needless_bitwise_bool,
+        reason = "without branches the compiler compares several at a time"
+    )]
     pub(super) fn holds(&self, word: u64) -> bool {
         self.pairs.as_flattened().iter().fold(false, |held, other| held | (*other == word))
     }
@@ -182,7 +193,9 @@ impl Table {
             }
             Err(failure) => surely::reconnected(op, failure.error).await?,
         }
-        Ok(self.see(op, hash).await?.matching(matches))
+        let mut seen = Seen::nothing(probe);
+        self.see(op, hash, &mut seen).await?;
+        Ok(seen.matching(matches))
     }
 
     /// The same, with a directory that is certain not to be behind.
@@ -192,20 +205,23 @@ impl Table {
         hash: u64,
         matches: impl Fn(u64) -> bool,
     ) -> Result<Candidates, IndexError> {
-        let found = self.see(op, hash).await?.matching(&matches);
+        let mut seen = Seen::nothing(self.probe(hash));
+        self.see(op, hash, &mut seen).await?;
+        let found = seen.matching(&matches);
         if !found.is_empty() {
             return Ok(found);
         }
         // Twice, as `look_up` does: an entry that several insert at once may have been in a slot that came too early, and gone from one that came too late.
-        Ok(self.see(op, hash).await?.matching(matches))
+        self.see(op, hash, &mut seen).await?;
+        Ok(seen.matching(matches))
     }
 
     /// The pairs of a hash in the subtable that it belongs to, at an instant of this call.
-    pub(super) async fn see(&self, op: &Op, hash: u64) -> Result<Seen, IndexError> {
+    pub(super) async fn see(&self, op: &Op, hash: u64, seen: &mut Seen) -> Result<(), IndexError> {
         for _ in 0..MAX_ATTEMPTS {
-            let seen = self.look(op, self.probe(hash)).await?;
+            self.look(op, self.probe(hash), seen).await?;
             if seen.state.standing(hash) != Standing::Gone {
-                return Ok(seen);
+                return Ok(());
             }
             marks::hit("hash_directory_behind");
             op.count_retry();
@@ -215,9 +231,9 @@ impl Table {
     }
 
     /// READs pairs, and behind them the state.
-    pub(super) async fn look(&self, op: &Op, probe: Probe) -> Result<Seen, IndexError> {
-        if let Some(seen) = Seen::here(op, probe, None).await {
-            return seen.map(|(_, seen)| seen);
+    pub(super) async fn look(&self, op: &Op, probe: Probe, seen: &mut Seen) -> Result<(), IndexError> {
+        if let Some(looked) = seen.here(op, probe, None).await {
+            return looked.map(drop);
         }
         let state_at = probe.subtable.add(STATE_AT);
         for _ in 0..MAX_ATTEMPTS {
@@ -232,7 +248,8 @@ impl Table {
                         Some(state) => done.take(state).word(0),
                         None => surely::read_word(op, state_at).await?,
                     };
-                    return Ok(Seen::new(probe, pairs, decode(raw, probe.subtable)?));
+                    seen.fill(probe, &pairs, decode(raw, probe.subtable)?);
+                    return Ok(());
                 }
                 Err(failure) => surely::reconnected(op, failure.error).await?,
             }

@@ -9,13 +9,9 @@ use farwood_fabric::{Batch, GlobalAddr, Op, marks};
 use smallvec::SmallVec;
 
 /// What became of an attempt to change a slot.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "it is rarely anything else, and a box would cost an allocation each time"
-)]
 enum Swap {
-    /// It is changed; and what was seen behind that.
-    Done(Seen),
+    /// It is changed.
+    Done,
     /// It held something else.
     Lost,
     /// The completion was lost, and what the slot holds now does not tell.
@@ -27,8 +23,9 @@ impl Table {
     pub async fn insert(&self, op: &Op, nodes: &impl Nodes, hash: u64, entry: u64) -> Result<(), IndexError> {
         check_entry(entry)?;
         let mut strays: SmallVec<[GlobalAddr; 2]> = SmallVec::new();
+        let mut seen = Seen::nothing(self.probe(hash));
         for _ in 0..MAX_ATTEMPTS {
-            let seen = self.see(op, hash).await?;
+            self.see(op, hash, &mut seen).await?;
             let subtable = seen.probe.subtable;
             let is_here = seen.state.standing(hash) == Standing::Here;
             if is_here && seen.holds(entry) || seen.holds(entry | FROZEN) {
@@ -39,10 +36,10 @@ impl Table {
                 self.resize(op, nodes, subtable, seen.state.depth).await?;
                 continue;
             };
-            if let Swap::Done(behind) = self.swap(op, seen.probe, slot, 0, entry).await? {
-                if self.counts(op, nodes, hash, Slot { addr: slot, entry }, &behind).await? {
+            if let Swap::Done = self.swap(op, slot, (0, entry), &mut seen).await? {
+                if self.counts(op, nodes, hash, Slot { addr: slot, entry }, &seen).await? {
                     // If several insert one entry at once, the first slot stays. All agree on which that is.
-                    let copies = behind.copies_of(entry);
+                    let copies = seen.copies_of(entry);
                     strays.extend(copies.iter().skip(1).map(|copy| copy.addr));
                     return self.remove_from(op, &strays, entry).await;
                 }
@@ -66,10 +63,11 @@ impl Table {
         check_entry(new)?;
         let mut guess = Some(old.addr);
         let mut is_doubtful = false;
+        let mut seen = Seen::nothing(self.probe(hash));
         for _ in 0..MAX_ATTEMPTS {
-            let probe = self.probe(hash);
-            let Some(addr) = guess.take().filter(|addr| probe.holds(*addr)) else {
-                let seen = self.see(op, hash).await?;
+            seen.probe = self.probe(hash);
+            let Some(addr) = guess.take().filter(|addr| seen.probe.holds(*addr)) else {
+                self.see(op, hash, &mut seen).await?;
                 guess = self.find_slot(op, nodes, &seen, old.entry).await?;
                 match guess {
                     Some(_) => continue,
@@ -79,11 +77,11 @@ impl Table {
                     None => return Err(IndexError::Unknown),
                 }
             };
-            match self.swap(op, probe, addr, old.entry, new).await? {
-                Swap::Done(behind) => {
+            match self.swap(op, addr, (old.entry, new), &mut seen).await? {
+                Swap::Done => {
                     let copies: SmallVec<[GlobalAddr; 2]> =
-                        behind.copies_of(old.entry).iter().map(|copy| copy.addr).collect();
-                    if !self.counts(op, nodes, hash, Slot { addr, entry: new }, &behind).await? {
+                        seen.copies_of(old.entry).iter().map(|copy| copy.addr).collect();
+                    if !self.counts(op, nodes, hash, Slot { addr, entry: new }, &seen).await? {
                         Box::pin(self.insert(op, nodes, hash, new)).await?;
                         self.remove_from(op, &[addr], new).await?;
                     }
@@ -107,20 +105,20 @@ impl Table {
         entry: u64,
     ) -> Result<bool, IndexError> {
         let mut was_there = false;
-        let mut seen = self.see(op, hash).await?;
+        let mut seen = Seen::nothing(self.probe(hash));
+        self.see(op, hash, &mut seen).await?;
         for _ in 0..MAX_ATTEMPTS {
             if seen.matching(|other| other == entry).is_empty() {
                 return Ok(was_there);
             }
             if let Some(slot) = self.find_slot(op, nodes, &seen, entry).await? {
-                match self.swap(op, seen.probe, slot, entry, 0).await? {
-                    Swap::Done(behind) => {
+                match self.swap(op, slot, (entry, 0), &mut seen).await? {
+                    Swap::Done => {
                         was_there = true;
                         // Behind the CAS, in order: if no other copy was seen and nothing moves, there is none.
                         if op.endpoint().capabilities().ordered_reads
-                            && behind.state.standing(hash) == Standing::Here
+                            && seen.state.standing(hash) == Standing::Here
                         {
-                            seen = behind;
                             continue;
                         }
                     }
@@ -129,7 +127,7 @@ impl Table {
                 }
                 op.count_retry();
             }
-            seen = self.see(op, hash).await?;
+            self.see(op, hash, &mut seen).await?;
         }
         Err(IndexError::Contended { what: "an entry of the hash table", attempts: MAX_ATTEMPTS })
     }
@@ -190,19 +188,18 @@ impl Table {
         Ok(())
     }
 
-    /// One CAS of a slot, with a look at the pairs and the state behind it: one round trip.
+    /// One CAS of a slot, with a look behind it at where `seen` was seen: one round trip. If it was changed, `seen` is what was there then.
     async fn swap(
         &self,
         op: &Op,
-        probe: Probe,
         slot: GlobalAddr,
-        old: u64,
-        new: u64,
+        (old, new): (u64, u64),
+        seen: &mut Seen,
     ) -> Result<Swap, IndexError> {
-        if let Some(looked) = Seen::here(op, probe, Some((slot, old, new))).await {
-            let (before, behind) = looked?;
-            if before == old {
-                return Ok(Swap::Done(behind));
+        let probe = seen.probe;
+        if let Some(looked) = seen.here(op, probe, Some((slot, old, new))).await {
+            if looked? == old {
+                return Ok(Swap::Done);
             }
             marks::hit("lost_cas");
             return Ok(Swap::Lost);
@@ -214,8 +211,8 @@ impl Table {
         match op.submit(batch).await {
             Ok(mut done) if done.previous(cas) == old => {
                 let pairs = reads.map(|read| done.take(read));
-                let state = decode(done.take(state).word(0), probe.subtable)?;
-                Ok(Swap::Done(Seen::new(probe, pairs, state)))
+                seen.fill(probe, &pairs, decode(done.take(state).word(0), probe.subtable)?);
+                Ok(Swap::Done)
             }
             Ok(_) => {
                 marks::hit("lost_cas");
@@ -230,7 +227,8 @@ impl Table {
                 }
                 if now & !FROZEN == new && new != 0 {
                     marks::hit("hash_swapped_unknowingly");
-                    return Ok(Swap::Done(self.look(op, probe).await?));
+                    self.look(op, probe, seen).await?;
+                    return Ok(Swap::Done);
                 }
                 Ok(Swap::Doubtful)
             }
