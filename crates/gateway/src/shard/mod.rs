@@ -82,7 +82,8 @@ pub(crate) struct Shard<S: Store> {
     pub(crate) turns: Turns,
     /// How long keys and values may be.
     pub(crate) limits: Limits,
-    handles: RefCell<Vec<S::Handle>>,
+    /// Boxed, so that a command takes one and gives it back without a copy.
+    handles: RefCell<Vec<Box<S::Handle>>>,
     chunks: RefCell<Vec<Rc<Vec<u8>>>>,
     blocks: RefCell<Vec<Vec<u8>>>,
     /// Tasks that may be in the middle of an operation.
@@ -263,7 +264,7 @@ impl<S: Store> Shard<S> {
         let spare = self.handles.borrow_mut().pop();
         let handle = match (spare, &self.joined) {
             (Some(handle), _) => handle,
-            (None, Some(joined)) => joined.store.handle(&joined.endpoint)?,
+            (None, Some(joined)) => Box::new(joined.store.handle(&joined.endpoint)?),
             // Without a session nothing that needs a handle begins.
             (None, None) => return Err(IndexError::Unknown),
         };
@@ -378,7 +379,7 @@ impl<S: Store> fmt::Debug for Shard<S> {
 /// A handle that goes back when it is dropped.
 pub(crate) struct Lent<'a, S: Store> {
     shard: &'a Shard<S>,
-    handle: Option<S::Handle>,
+    handle: Option<Box<S::Handle>>,
 }
 
 impl<S: Store> Deref for Lent<'_, S> {
