@@ -484,7 +484,11 @@ mod tests {
             (0..50).map(|_| connection.post(&mut read(LONG), &pool).expect("it is up")).collect();
         let short = connection.post(&mut read(64), &pool).expect("it is up");
         connection.flush();
-        assert_eq!(asked(&mut server), [FRAME_BYTES, FRAME_BYTES, 64], "little of one long batch is in front");
+        assert_eq!(
+            asked(&mut server),
+            [FRAME_BYTES, FRAME_BYTES, 64],
+            "little of one long batch is in front"
+        );
         assert!(pool.slab_bytes() < 2 * LONG, "the others have no room yet");
         // Answers make way for the next part.
         let reply = |sequence, bytes: usize| {
