@@ -8,7 +8,7 @@
 //! 4. Their memory comes back when their connections have ended, a moment later. Until then connections that have more than
 //!    [`FREE_BYTES`] do not grow; clients with short requests and replies notice nothing.
 //!
-//! So the limit is exceeded by no more than what one read or one reply brings on each thread.
+//! So the limit is exceeded by no more than what one read or one reply brings on each thread, and [`LITTLE_BYTES`] for each client.
 
 use crate::clients::{Client, Clients};
 use farwood_fabric::clock::Nanos;
@@ -18,6 +18,8 @@ use std::sync::{Arc, Mutex};
 
 /// So much every connection may have, whatever others do.
 pub(crate) const FREE_BYTES: usize = 32 << 10;
+/// Whoever has no more than so much is not disconnected for it: the memory is elsewhere.
+const LITTLE_BYTES: u64 = 1 << 10;
 /// A client that has said nothing for so many seconds stands still.
 const STILL_SECONDS: u64 = 2;
 
@@ -103,7 +105,7 @@ impl Budget {
             all.into_iter().filter(|client| memory_of(client) > 0).partition(|client| client.is_evicted());
         let promised: u64 = going.iter().map(memory_of).sum();
         let mut left = self.used().saturating_sub(promised);
-        staying.retain(|client| kind(client).is_some());
+        staying.retain(|client| memory_of(client) > LITTLE_BYTES && kind(client).is_some());
         staying.sort_by_key(|client| std::cmp::Reverse((kind(client), memory_of(client))));
         for client in staying {
             if left <= most {
@@ -161,5 +163,35 @@ impl<'a> Charge<'a> {
 impl Drop for Charge<'_> {
     fn drop(&mut self) {
         self.budget.change(self.bytes, 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clients::Seat;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn who_has_little_stays_whatever_commands_have_in_hand() {
+        const LIMIT: u64 = 1 << 20;
+        let clients = Arc::new(Clients::new(LIMIT));
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let enter = |bytes: u64| -> Seat {
+            let stream =
+                TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
+            let (peer, local) = (stream.peer_addr().expect("a peer"), stream.local_addr().expect("an end"));
+            let seat = clients.enter(10, stream, peer, local, 0).expect("a seat");
+            clients.budget().note(&seat, bytes);
+            seat
+        };
+        let (half_sent, still, busy) = (enter(15), enter(40 << 10), enter(100 << 10));
+        let now = 60;
+        busy.active.store(now, Ordering::Relaxed);
+        let mut charge = Charge::new(clients.budget());
+        charge.grow_to(LIMIT as usize);
+        clients.budget().enforce(&clients, 0, now);
+        assert!(still.is_evicted() && busy.is_evicted(), "these have what is too much");
+        assert!(!half_sent.is_evicted(), "15 bytes help nobody");
     }
 }
