@@ -11,6 +11,7 @@
 //! Some may only move long values when they are told so ([`Company::limit`]), since memory for many of them at once may be lacking: an operation
 //! that meets a long value asks before it fetches it ([`Op::may_move`](crate::Op::may_move)), ends, and begins anew when it may.
 
+use crate::clock::Nanos;
 use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
@@ -30,6 +31,8 @@ struct State {
     /// What is polled may not take effect yet.
     is_early: Cell<bool>,
     stepped_aside: Cell<bool>,
+    /// Until when the task that polls will be woken in any case, for those that wait for their turn.
+    alarm: Cell<Nanos>,
     /// What is polled may not move long values yet.
     is_limited: Cell<bool>,
     /// It has asked for that.
@@ -43,6 +46,7 @@ impl Default for State {
             has_others: Cell::default(),
             is_early: Cell::default(),
             stepped_aside: Cell::default(),
+            alarm: Cell::default(),
             is_limited: Cell::default(),
             has_asked: Cell::default(),
             long_bytes: Cell::new(LONG_BYTES),
@@ -115,6 +119,18 @@ impl Company {
     #[inline]
     pub fn has_turn(&self) -> bool {
         !self.state.is_early.get()
+    }
+
+    /// Another task polls now, which is woken at that time; when the one before is.
+    #[inline]
+    pub(crate) fn change_alarm(&self, at: Nanos) -> Nanos {
+        self.state.alarm.replace(at)
+    }
+
+    /// When the task that polls is woken in any case.
+    #[inline]
+    pub(crate) fn alarm(&self) -> Nanos {
+        self.state.alarm.get()
     }
 
     /// Waits until it may.

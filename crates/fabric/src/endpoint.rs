@@ -624,11 +624,22 @@ impl Op {
         if company.has_turn() {
             return true;
         }
-        let end = self.endpoint.now().saturating_add(TURN_NS);
-        std::future::poll_fn(|_| match company.has_turn() {
-            true => Poll::Ready(true),
-            false if self.endpoint.now() > end => Poll::Ready(false),
-            false => Poll::Pending,
+        let executor = &self.endpoint.inner.executor;
+        let end = executor.now().saturating_add(TURN_NS);
+        std::future::poll_fn(|context| {
+            if company.has_turn() {
+                return Poll::Ready(true);
+            }
+            let now = executor.now();
+            if now >= end {
+                return Poll::Ready(false);
+            }
+            // Those before it may wait for what wakes nobody meanwhile. One alarm at a time is enough for all of a pipeline.
+            if company.alarm() <= now {
+                company.change_alarm(end);
+                executor.wake_at(end, context.waker());
+            }
+            Poll::Pending
         })
         .await
     }

@@ -352,7 +352,8 @@ impl Executor {
         .await;
     }
 
-    fn wake_at(&self, at: Nanos, waker: &Waker) {
+    /// Wakes somebody then, once.
+    pub(crate) fn wake_at(&self, at: Nanos, waker: &Waker) {
         let made = self.inner.timers_made.get();
         self.inner.timers_made.set(made + 1);
         let timer = Timer { at, made, waker: waker.clone() };

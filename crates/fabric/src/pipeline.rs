@@ -11,6 +11,7 @@
 //! **Long values.** A [limited](Pipeline::limited) pipeline lets nobody move long values until its owner says so ([`Pipeline::free`]). Only the first
 //! that has not ended is asked about: it waits for none of the others, so whoever is free comes to its end.
 
+use crate::clock::Nanos;
 use crate::company::Company;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -82,6 +83,8 @@ pub struct Pipeline<F: Future, T> {
     any_aside: bool,
     /// Whether they may move long values only when they are told so.
     is_limited: bool,
+    /// Until when the task will be woken in any case ([`Op::turn`](crate::Op::turn)).
+    alarm: Nanos,
 }
 
 struct Entry<F: Future, T> {
@@ -110,7 +113,7 @@ enum State<F: Future> {
 impl<F: Future, T> Pipeline<F, T> {
     /// An empty pipeline.
     pub fn new(boxes: Boxes<F>) -> Self {
-        Self { boxes, entries: VecDeque::new(), running: 0, any_aside: false, is_limited: false }
+        Self { boxes, entries: VecDeque::new(), running: 0, any_aside: false, is_limited: false, alarm: 0 }
     }
 
     /// The same, where nothing moves long values before it is told so.
@@ -167,8 +170,10 @@ impl<F: Future, T> Pipeline<F, T> {
         let has_turn = order == Order::Free || self.running == 0;
         let company = &self.boxes.company;
         let is_free = !self.is_limited || freedom == Freedom::Free;
+        let others = company.change_alarm(self.alarm);
         let ((polled, asks), is_aside) =
             company.poll(has_others, has_turn, || company.limit(is_free, || poll(&mut place, context)));
+        self.alarm = company.change_alarm(others);
         let freedom = if asks { Freedom::Asks } else { freedom };
         self.any_aside |= is_aside;
         match polled {
@@ -238,6 +243,7 @@ impl<F: Future, T> Pipeline<F, T> {
         self.any_aside = false;
         let is_limited = self.is_limited;
         let mut is_first = true;
+        let others = boxes.company.change_alarm(self.alarm);
         for entry in entries {
             let State::Running(place) = &mut entry.state else { continue };
             let has_turn = is_first || entry.order == Order::Free;
@@ -258,6 +264,7 @@ impl<F: Future, T> Pipeline<F, T> {
                 is_first = false;
             }
         }
+        self.alarm = boxes.company.change_alarm(others);
     }
 }
 

@@ -86,11 +86,19 @@ const LONGEST_LEAVING_WAIT_NS: Nanos = 50 * MILLISECOND;
 /// What an operation lacks that met a long value and may not move it yet.
 pub(crate) const LONG_VALUE: &str = "room for a long value";
 
+/// What an operation that found the pool full has waited for.
+#[derive(Default, Debug)]
+pub(crate) struct Waits {
+    count: u32,
+    /// How many objects had come free when it began again.
+    reused: Option<u64>,
+}
+
 /// Awaits an operation on a tree, and again if what it lacked comes in a moment ([`Heap::come_again`]). A macro, since the future of an
 /// operation is large: a closure would move it, and a function around it takes 2% of a put.
 macro_rules! when_there_is_room {
     ($tree:expr, $operation:expr) => {{
-        let mut waits = 0;
+        let mut waits = $crate::shared::heap::Waits::default();
         loop {
             let done = $operation.await;
             let Err(error) = &done else { break done };
@@ -208,7 +216,10 @@ impl Asking {
     /// Gets a chunk, unless collecting what was retired brings something free.
     async fn ask(self, endpoint: &Endpoint) -> Result<(), FabricError> {
         let (heap, (server, class)) = (&self.heap, self.of);
-        heap.collect_now(endpoint, true).await?;
+        {
+            let _collecting = Collecting::begin(heap);
+            heap.collect_now(endpoint, true).await?;
+        }
         if heap.has_free(server, class) {
             return Ok(());
         }
@@ -383,7 +394,7 @@ impl Heap {
         &self,
         endpoint: &Endpoint,
         error: &IndexError,
-        waits: &mut u32,
+        waits: &mut Waits,
     ) -> Result<bool, FabricError> {
         match error {
             IndexError::PoolFull(_) => self.make_room(endpoint, waits).await,
@@ -402,13 +413,13 @@ impl Heap {
     }
 
     /// After an operation that found the pool full and has ended, since a pin holds the epochs up: waits until what the session has retired
-    /// by now is free, a bounded time and so many times. Whether anything came free meanwhile, and the operation may be tried again.
-    async fn make_room(&self, endpoint: &Endpoint, waits: &mut u32) -> Result<bool, FabricError> {
-        if *waits == MAX_ROOM_WAITS {
+    /// by now is free, a bounded time and so many times. Whether anything came free since the operation began, and it may be tried again.
+    async fn make_room(&self, endpoint: &Endpoint, waits: &mut Waits) -> Result<bool, FabricError> {
+        if waits.count == MAX_ROOM_WAITS {
             return Ok(false);
         }
-        *waits += 1;
-        let (mark, reused) = {
+        waits.count += 1;
+        let (mark, mut reused) = {
             let state = self.state();
             (state.limbo.mark(), state.counts.reused)
         };
@@ -416,13 +427,19 @@ impl Heap {
         let mut wait_ns = WAIT_NS;
         for _ in 0..MAX_WAITS {
             self.collect_if_due(endpoint).await?;
-            if self.state().limbo.is_past(mark) {
-                break;
+            {
+                let state = self.state();
+                // What a collection has taken out of limbo and not yet put among the free ones is in neither.
+                if state.limbo.is_past(mark) && (state.collecting == 0 || state.counts.reused > reused) {
+                    break;
+                }
             }
             endpoint.sleep(wait_ns).await;
             wait_ns = LONGEST_WAIT_NS.min(wait_ns * 2);
         }
-        Ok(self.state().counts.reused > reused)
+        reused = self.state().counts.reused;
+        // What came free while the operation was under way for the first time nobody has counted.
+        Ok(waits.reused.replace(reused).is_none_or(|before| reused > before))
     }
 
     fn is_asking(&self, server: ServerId, class: Class) -> bool {
