@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use farwood_fabric::clock::{MICROSECOND, MILLISECOND};
+use farwood_fabric::clock::{MICROSECOND, MILLISECOND, SECOND};
 use farwood_fabric::pipeline::{Boxes, Freedom, Order, Pipeline};
 use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::server::ServerLogic;
@@ -146,6 +146,43 @@ fn who_waits_for_its_turn_holds_nobody_up() {
     for seed in 0..5 {
         assert_eq!((held_up(seed, false), held_up(seed, true)), (0, 0));
     }
+}
+
+/// What is before a put in its pipeline may free what it needs, however late it begins.
+#[test]
+fn a_put_is_not_refused_before_its_turn() {
+    type Work = Pin<Box<dyn Future<Output = Result<(), IndexError>>>>;
+    let sim = world(3, "", 16, false);
+    let cluster = sim.cluster();
+    sim.run(async move {
+        let (pool, endpoint) = join(&cluster).await;
+        let (engine, attached) = create(&pool, &endpoint).await;
+        let index = Rc::new(engine.open(&attached, &endpoint, 0).unwrap());
+        let mut keys = 0u64;
+        while index.put(&keys.to_be_bytes(), &[7; 900]).await.is_ok() {
+            keys += 1;
+        }
+        let mut pipeline: Pipeline<Work, ()> = Pipeline::new(Boxes::new(endpoint.company()));
+        let (sleeper, deleted, put) = (endpoint.clone(), Rc::clone(&index), Rc::clone(&index));
+        let works: Vec<Work> = vec![
+            Box::pin(async move { Ok(sleeper.sleep(60 * SECOND).await) }),
+            Box::pin(
+                async move { deleted.delete(&0u64.to_be_bytes()).await.map(|was_there| assert!(was_there)) },
+            ),
+            Box::pin(async move { put.put(b"another", &[7; 900]).await }),
+        ];
+        let (mut works, mut results) = (works.into_iter(), Vec::new());
+        std::future::poll_fn(|context| {
+            for work in works.by_ref() {
+                let _ = pipeline.start(|| work, ((), Order::InTurn, Freedom::Limited), true, context);
+            }
+            pipeline.advance(context, |result, ()| results.push(result));
+            if pipeline.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        assert!(results.iter().all(Result::is_ok), "{results:?}");
+    })
+    .unwrap();
 }
 
 /// Puts, each dropped after some polls, and deletes; how many were dropped.

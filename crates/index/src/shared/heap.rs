@@ -397,8 +397,9 @@ impl Heap {
         waits: &mut Waits,
     ) -> Result<bool, FabricError> {
         match error {
-            IndexError::PoolFull(_) => self.make_room(endpoint, waits).await,
-            IndexError::Contended { what: TURN, .. } => {
+            // What is before it in its pipeline may free what it needs.
+            IndexError::PoolFull(_) if endpoint.company().has_turn() => self.make_room(endpoint, waits).await,
+            IndexError::PoolFull(_) | IndexError::Contended { what: TURN, .. } => {
                 marks::hit("turn_awaited");
                 endpoint.company().turn().await;
                 Ok(true)
