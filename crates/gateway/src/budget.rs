@@ -2,9 +2,10 @@
 //!
 //! 1. A connection says what it has whenever that has changed: what has come of requests that are not whole, and replies that were not
 //!    read. A command says what it builds up beside that ([`Charge`]).
-//! 2. When the sum exceeds the limit, clients are disconnected until what is left fits into seven eighths of it: first those that
-//!    stand still (they do not read, or leave a request half sent), and the largest first.
-//! 3. A long command begins only when its reply has room. For that, clients are disconnected that have read nothing for two seconds.
+//! 2. When the sum exceeds the limit, clients that stand still are disconnected until the rest fits into seven eighths of it, the
+//!    largest first: they do not read, or leave a request half sent, for [`STILL_SECONDS`]. If what connections have, without what
+//!    commands build up, still exceeds it, the largest of all go. A command that builds up too much is refused, and harms nobody else.
+//! 3. A long command begins only when its reply has room. For that, too, clients are disconnected that stand still.
 //! 4. Their memory comes back when their connections have ended, a moment later. Until then connections that have more than
 //!    [`FREE_BYTES`] do not grow; clients with short requests and replies notice nothing.
 //!
@@ -27,7 +28,10 @@ const STILL_SECONDS: u64 = 2;
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: u64,
-    used: AtomicU64,
+    /// What connections have.
+    kept: AtomicU64,
+    /// What commands build up.
+    in_hand: AtomicU64,
     evicted: AtomicU64,
     /// One thread at a time looks for clients to disconnect.
     evicting: Mutex<()>,
@@ -36,8 +40,8 @@ pub(crate) struct Budget {
 
 impl Budget {
     pub(crate) fn new(limit: u64) -> Self {
-        let (used, evicted) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { limit, used, evicted, evicting: Mutex::new(()), log: Rarely::default() }
+        let [kept, in_hand, evicted] = [0; 3].map(AtomicU64::new);
+        Self { limit, kept, in_hand, evicted, evicting: Mutex::new(()), log: Rarely::default() }
     }
 
     pub(crate) fn limit(&self) -> u64 {
@@ -45,7 +49,7 @@ impl Budget {
     }
 
     pub(crate) fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
+        self.kept.load(Ordering::Relaxed) + self.in_hand.load(Ordering::Relaxed)
     }
 
     /// How many clients had to go.
@@ -63,18 +67,10 @@ impl Budget {
         self.used() > self.limit
     }
 
-    fn change(&self, before: u64, now: u64) {
-        if now >= before {
-            self.used.fetch_add(now - before, Ordering::Relaxed);
-        } else {
-            self.used.fetch_sub(before - now, Ordering::Relaxed);
-        }
-    }
-
     /// A client has so much now.
     pub(crate) fn note(&self, client: &Client, bytes: u64) {
         let before = client.memory.swap(bytes, Ordering::Relaxed);
-        self.change(before, bytes);
+        change(&self.kept, before, bytes);
     }
 
     /// Whether there is room for so much more.
@@ -85,34 +81,57 @@ impl Budget {
     /// Disconnects clients if they have too much, all together.
     pub(crate) fn enforce(&self, clients: &Clients, now: Nanos, seconds: u64) {
         if self.is_exceeded() {
-            self.disconnect(clients, now, self.limit / 8 * 7, |client| Some(stands_still(client, seconds)));
+            let most = self.limit / 8 * 7;
+            self.disconnect(
+                clients,
+                now,
+                || self.used().saturating_sub(most),
+                |client| stands_still(client, seconds),
+            );
+            if self.kept.load(Ordering::Relaxed) > self.limit {
+                let kept = || self.kept.load(Ordering::Relaxed).saturating_sub(most);
+                self.disconnect(clients, now, kept, |_| true);
+            }
         }
     }
 
-    /// Makes room for so much more, as far as clients have it that have read nothing for a while; who reads is waited for.
+    /// Makes room for so much more, as far as clients have it that stand still; the others are waited for.
     pub(crate) fn make_room(&self, bytes: u64, clients: &Clients, now: Nanos, seconds: u64) {
         if !self.has_room_for(bytes) {
             let most = self.limit.saturating_sub(bytes);
-            self.disconnect(clients, now, most, |client| has_stopped(client, seconds).then_some(true));
+            self.disconnect(
+                clients,
+                now,
+                || self.used().saturating_sub(most),
+                |client| stands_still(client, seconds),
+            );
         }
     }
 
-    /// Disconnects clients of this `kind` until they have `most` bytes at the most, all together: those of which it is true first, the largest first.
-    fn disconnect(&self, clients: &Clients, now: Nanos, most: u64, kind: impl Fn(&Client) -> Option<bool>) {
+    /// Disconnects clients of this `kind` until so much comes back, the largest first.
+    fn disconnect(
+        &self,
+        clients: &Clients,
+        now: Nanos,
+        wanted: impl Fn() -> u64,
+        kind: impl Fn(&Client) -> bool,
+    ) {
         let Ok(_guard) = self.evicting.try_lock() else { return };
-        let all = clients.list();
-        let (going, mut staying): (Vec<_>, Vec<_>) =
-            all.into_iter().filter(|client| memory_of(client) > 0).partition(|client| client.is_evicted());
-        let promised: u64 = going.iter().map(memory_of).sum();
-        let mut left = self.used().saturating_sub(promised);
-        staying.retain(|client| memory_of(client) > LITTLE_BYTES && kind(client).is_some());
-        staying.sort_by_key(|client| std::cmp::Reverse((kind(client), memory_of(client))));
+        let (going, mut staying): (Vec<_>, Vec<_>) = clients
+            .list()
+            .into_iter()
+            .filter(|client| memory_of(client) > 0)
+            .partition(|client| client.is_evicted());
+        let mut promised: u64 = going.iter().map(memory_of).sum();
+        let wanted = wanted();
+        staying.retain(|client| memory_of(client) > LITTLE_BYTES && kind(client));
+        staying.sort_by_key(|client| std::cmp::Reverse(memory_of(client)));
         for client in staying {
-            if left <= most {
+            if promised >= wanted {
                 break;
             }
             let bytes = memory_of(&client);
-            left = left.saturating_sub(bytes);
+            promised += bytes;
             client.evict();
             self.evicted.fetch_add(1, Ordering::Relaxed);
             if let Some(more) = self.log.say(now) {
@@ -125,19 +144,23 @@ impl Budget {
     }
 }
 
+fn change(sum: &AtomicU64, before: u64, now: u64) {
+    if now >= before {
+        sum.fetch_add(now - before, Ordering::Relaxed);
+    } else {
+        sum.fetch_sub(before - now, Ordering::Relaxed);
+    }
+}
+
 fn memory_of(client: &Arc<Client>) -> u64 {
     client.memory.load(Ordering::Relaxed)
 }
 
+/// Whether a client has read none of its replies for a while, or said nothing.
 fn stands_still(client: &Client, seconds: u64) -> bool {
-    client.unread_since.load(Ordering::Relaxed) > 0
-        || seconds.saturating_sub(client.active.load(Ordering::Relaxed)) >= STILL_SECONDS
-}
-
-/// Whether a client has read none of its replies for a while.
-fn has_stopped(client: &Client, seconds: u64) -> bool {
-    let since = client.unread_since.load(Ordering::Relaxed);
-    since > 0 && seconds.saturating_sub(since) >= STILL_SECONDS
+    let unread_since = client.unread_since.load(Ordering::Relaxed);
+    let since = if unread_since > 0 { unread_since } else { client.active.load(Ordering::Relaxed) };
+    seconds.saturating_sub(since) >= STILL_SECONDS
 }
 
 /// What a command builds up, until it is dropped.
@@ -155,14 +178,14 @@ impl<'a> Charge<'a> {
     /// It has so much now; whether that is still within the limit.
     pub(crate) fn grow_to(&mut self, bytes: usize) -> bool {
         let now = (bytes as u64).max(self.bytes);
-        self.budget.change(std::mem::replace(&mut self.bytes, now), now);
+        change(&self.budget.in_hand, std::mem::replace(&mut self.bytes, now), now);
         bytes <= FREE_BYTES || !self.budget.is_exceeded()
     }
 }
 
 impl Drop for Charge<'_> {
     fn drop(&mut self) {
-        self.budget.change(self.bytes, 0);
+        change(&self.budget.in_hand, self.bytes, 0);
     }
 }
 
@@ -172,26 +195,40 @@ mod tests {
     use crate::clients::Seat;
     use std::net::{TcpListener, TcpStream};
 
-    #[test]
-    fn who_has_little_stays_whatever_commands_have_in_hand() {
-        const LIMIT: u64 = 1 << 20;
-        let clients = Arc::new(Clients::new(LIMIT));
+    const LIMIT: u64 = 1 << 20;
+    const NOW: u64 = 60;
+
+    /// Clients that have so much and did something at that time; who is disconnected when commands have so much in hand.
+    fn who_goes(clients: &[(u64, u64)], in_hand: usize) -> Vec<bool> {
+        let all = Arc::new(Clients::new(LIMIT));
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let enter = |bytes: u64| -> Seat {
+        let enter = |&(bytes, active): &(u64, u64)| -> Seat {
             let stream =
                 TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
             let (peer, local) = (stream.peer_addr().expect("a peer"), stream.local_addr().expect("an end"));
-            let seat = clients.enter(10, stream, peer, local, 0).expect("a seat");
-            clients.budget().note(&seat, bytes);
+            let seat = all.enter(10, stream, peer, local, active).expect("a seat");
+            // Replies of those who are busy wait, too, for a moment.
+            seat.unread_since.store(active, Ordering::Relaxed);
+            all.budget().note(&seat, bytes);
             seat
         };
-        let (half_sent, still, busy) = (enter(15), enter(40 << 10), enter(100 << 10));
-        let now = 60;
-        busy.active.store(now, Ordering::Relaxed);
-        let mut charge = Charge::new(clients.budget());
-        charge.grow_to(LIMIT as usize);
-        clients.budget().enforce(&clients, 0, now);
-        assert!(still.is_evicted() && busy.is_evicted(), "these have what is too much");
-        assert!(!half_sent.is_evicted(), "15 bytes help nobody");
+        let seats: Vec<Seat> = clients.iter().map(enter).collect();
+        let mut charge = Charge::new(all.budget());
+        charge.grow_to(in_hand);
+        all.budget().enforce(&all, 0, NOW);
+        seats.iter().map(|seat| seat.is_evicted()).collect()
+    }
+
+    #[test]
+    fn a_command_that_builds_up_too_much_costs_nobody_who_is_busy_the_connection() {
+        let going = who_goes(&[(100 << 10, NOW), (15, 1), (40 << 10, 1), (200 << 10, NOW - 1)], 2 << 20);
+        assert_eq!(going, [false, false, true, false], "who stands still goes, unless that helps nobody");
+    }
+
+    #[test]
+    fn of_those_who_keep_too_much_the_slow_go_first_and_then_the_largest() {
+        let (slow, busy) = ((330 << 10, 1), (290 << 10, NOW));
+        assert_eq!(who_goes(&[busy, slow, busy, busy], 0), [false, true, false, false]);
+        assert_eq!(who_goes(&[busy, slow, (700 << 10, NOW), busy], 0), [false, true, true, false]);
     }
 }

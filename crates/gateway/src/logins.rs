@@ -7,7 +7,7 @@
 
 use farwood_fabric::clock::{MILLISECOND, Nanos, SECOND};
 use farwood_fabric::rarely::Rarely;
-use rustc_hash::FxHashMap;
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -30,7 +30,7 @@ struct Record {
 /// What is known of addresses.
 #[derive(Default, Debug)]
 pub(crate) struct Logins {
-    records: Mutex<FxHashMap<IpAddr, Record>>,
+    records: Mutex<HashMap<IpAddr, Record>>,
     log: Rarely,
 }
 
@@ -51,7 +51,7 @@ impl Drop for Penalty {
 }
 
 impl Logins {
-    fn lock(&self) -> MutexGuard<'_, FxHashMap<IpAddr, Record>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, Record>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -6,6 +6,7 @@ use crate::common::Common;
 use crate::logins::Penalty;
 use crate::number;
 use crate::resp::{Protocol, Reply, Request};
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 
 /// One client's side of the conversation.
@@ -219,10 +220,21 @@ fn is_plain(name: &[u8]) -> bool {
     name.iter().all(|byte| (b'!'..=b'~').contains(byte))
 }
 
+/// Names are with the client for good, and CLIENT LIST says all of them in one reply.
+const MAX_NAME_BYTES: usize = 256;
+
+fn check_length(name: &[u8]) -> Result<(), Refused> {
+    if name.len() <= MAX_NAME_BYTES {
+        return Ok(());
+    }
+    Err(Refused::new(format!("ERR Client names and attributes cannot be longer than {MAX_NAME_BYTES} bytes")))
+}
+
 fn set_name(talk: &Talk, name: &[u8]) -> Result<(), Refused> {
     if !is_plain(name) {
         return Err(Refused::new("ERR Client names cannot contain spaces, newlines or special characters."));
     }
+    check_length(name)?;
     talk.client.names().name = name.to_vec();
     Ok(())
 }
@@ -255,6 +267,7 @@ fn set_info(talk: &Talk, what: &[u8], value: &[u8]) -> Answer {
         let after = " cannot contain spaces, newlines or special characters.";
         return Err(Refused::quoting("ERR ", &what, after));
     }
+    check_length(value)?;
     let mut names = talk.client.names();
     match what.as_slice() {
         b"lib-name" => names.library = value.to_vec(),
@@ -281,10 +294,10 @@ fn list(common: &Common, request: &Request) -> Answer {
             _ => return Err(Refused::quoting("ERR Unknown client type '", &request[3], "'")),
         },
         (Some(b"id"), 4..) => {
-            let ids: Option<Vec<i64>> =
-                request.from(3).map(|id| number::parse(id).filter(|id| *id > 0)).collect();
+            let ids: Option<HashSet<u64>> =
+                request.from(3).map(|id| number::parse(id).filter(|id| *id > 0)?.try_into().ok()).collect();
             let ids = ids.ok_or(Refused::new("ERR Invalid client ID"))?;
-            clients.retain(|client| ids.iter().any(|id| u64::try_from(*id) == Ok(client.id)));
+            clients.retain(|client| ids.contains(&client.id));
         }
         _ => return Err(SYNTAX),
     }

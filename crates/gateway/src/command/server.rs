@@ -40,11 +40,18 @@ pub(super) fn config(common: &Common, request: &Request) -> Answer {
     Ok(Reply::Map(wanted.map(|(name, value)| (name.into(), value.as_str().into())).collect()))
 }
 
+/// So many commands may be asked about at a time.
+const MAX_NAMES: usize = 1_000;
+
 /// COMMAND, COMMAND COUNT, COMMAND LIST, COMMAND INFO, COMMAND DOCS.
 pub(super) fn command(request: &Request) -> Answer {
     let Some(word) = request.get(1).map(<[u8]>::to_ascii_lowercase) else {
         return Ok(Reply::Array(COMMANDS.iter().map(details).collect()));
     };
+    // What is said of each is much longer than its name.
+    if request.len() > MAX_NAMES + 2 {
+        return Err(Refused::new(format!("ERR too many names; ask for {MAX_NAMES} at a time")));
+    }
     let named = |name: &[u8]| COMMANDS.iter().find(|spec| name.eq_ignore_ascii_case(spec.name.as_bytes()));
     match (word.as_slice(), request.len()) {
         (b"count", 2) => Ok(Reply::count(COMMANDS.len())),

@@ -195,8 +195,11 @@ pub(crate) struct Finder {
     by_name: FxHashMap<u128, (&'static Spec, usize)>,
 }
 
-/// A name as a number. Longer ones no command has.
+/// A name as a number. No command has a longer one, or one with zeros, which a shorter one is filled with.
 fn number_of(name: &[u8]) -> Option<u128> {
+    if name.contains(&0) {
+        return None;
+    }
     let mut bytes = [0u8; 16];
     let place = bytes.get_mut(..name.len())?;
     place.copy_from_slice(name);
@@ -234,7 +237,7 @@ mod tests {
                 );
             }
         }
-        for wrong in ["", "gett", "ge", "a name that is longer than any command's"] {
+        for wrong in ["", "gett", "ge", "get\0", "flushall\0\0", "a name that is longer than any command's"] {
             assert!(finder.find(wrong.as_bytes()).is_none(), "{wrong}");
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! A set of keys for each second of the pool's time, so that a key which is set again and again is there once a second at most. Deadlines
 //! come and go in memory of a fixed size; where it does not suffice the latest are forgotten, and the sweep finds those keys, as it finds
-//! those of gateways that are gone.
+//! those of gateways that are gone. The sets' hashes are seeded, since clients choose the keys.
 
 use super::Shard;
 use crate::command::Refused;
@@ -10,9 +10,8 @@ use crate::envelope::{self, Millis};
 use crate::store::Store;
 use farwood_fabric::clock::MILLISECOND;
 use farwood_index::OrderedIndex;
-use rustc_hash::FxHashSet;
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 
 /// Memory for deadlines of all threads.
@@ -33,7 +32,7 @@ pub(crate) struct Deadlines {
 
 #[derive(Debug)]
 struct Seconds {
-    keys: BTreeMap<Millis, FxHashSet<Box<[u8]>>>,
+    keys: BTreeMap<Millis, HashSet<Box<[u8]>>>,
     bytes: usize,
     most_bytes: usize,
 }
@@ -61,8 +60,7 @@ impl Deadlines {
         let mut due = Vec::new();
         while due.len() < most {
             // All of a second are over when it is.
-            let Some(mut entry) =
-                seconds.keys.first_entry().filter(|entry| (entry.key() + 1) * SECOND_MS <= now)
+            let Some(mut entry) = seconds.keys.first_entry().filter(|entry| *entry.key() < now / SECOND_MS)
             else {
                 break;
             };
@@ -84,6 +82,11 @@ impl Deadlines {
 
 impl Seconds {
     fn add(&mut self, second: Millis, key: &[u8]) {
+        let is_full = self.bytes + key.len() + ENTRY_BYTES > self.most_bytes;
+        if is_full && self.keys.last_key_value().is_none_or(|(latest, _)| *latest <= second) {
+            // It would be forgotten at once.
+            return;
+        }
         let keys = self.keys.entry(second).or_default();
         if !keys.contains(key) {
             keys.insert(key.into());
@@ -91,11 +94,11 @@ impl Seconds {
         }
     }
 
-    /// Forgets a key of the latest second.
+    /// Forgets some keys of the latest second: to find one in a set that was emptied from the front takes as long as to find many.
     fn forget_latest(&mut self) {
         let Some(mut entry) = self.keys.last_entry() else { return };
-        let key = entry.get().iter().next().cloned();
-        if let Some(key) = &key {
+        let some: Vec<_> = entry.get().iter().take(BATCH).cloned().collect();
+        for key in &some {
             entry.get_mut().remove(key);
             self.bytes -= key.len() + ENTRY_BYTES;
         }
@@ -145,6 +148,7 @@ impl<S: Store> Shard<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::hash::BuildHasher;
 
     fn names(keys: &[Box<[u8]>]) -> Vec<&[u8]> {
         let mut names: Vec<_> = keys.iter().map(|key| &**key).collect();
@@ -163,6 +167,29 @@ mod tests {
         assert_eq!(deadlines.due(10_000, 1).len(), 1);
         assert_eq!(names(&deadlines.due(10_000, 10)), [b"a"]);
         assert_eq!(deadlines.seconds.borrow().bytes, 0);
+    }
+
+    #[test]
+    fn times_at_the_end_of_all_time_are_never_over() {
+        let deadlines = Deadlines::new(1);
+        for at in [Millis::MAX, Millis::MAX - 1_000] {
+            deadlines.note(b"key", at);
+        }
+        assert!(deadlines.due(Millis::MAX - 2_000, 10).is_empty());
+    }
+
+    #[test]
+    fn keys_that_were_chosen_to_collide_do_not() {
+        let seed = 0x243f_6a88_85a3_08d3_u64;
+        let deadlines = Deadlines::new(1);
+        let key = |n: u64| [seed.to_le_bytes(), n.to_le_bytes()].concat();
+        for n in 0..1000 {
+            deadlines.note(&key(n), 5_000);
+        }
+        let seconds = deadlines.seconds.borrow();
+        let keys = &seconds.keys[&5];
+        let hashes: HashSet<u64> = keys.iter().map(|key| keys.hasher().hash_one(key)).collect();
+        assert!(hashes.len() > 990);
     }
 
     #[test]

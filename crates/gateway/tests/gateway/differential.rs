@@ -325,6 +325,8 @@ fn errors_repeat_bytes_as_redis_does() {
             &[&b"SCAN"[..], b"0", word],
             &[&b"SCAN"[..], b"0", b"COUNT", word],
             &[&b"get"[..], word, word],
+            &[&b"get\0"[..], b"k"],
+            &[&b"FLUSHALL\0\0"[..]],
         ] {
             let (our, their) = (ours.ask(command), theirs.ask(command));
             // Whether there are clients of some kind is no question of bytes; a name may be right.

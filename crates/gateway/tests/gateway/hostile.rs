@@ -124,6 +124,55 @@ fn idle_clients_are_not_charged_for_their_last_request() {
     assert_eq!(number(&mut other, "evicted_clients"), 0);
 }
 
+/// A command that would build up too much is refused. That clients are busy, with requests that come in parts, is no reason to disconnect them.
+#[test]
+fn a_command_that_asks_for_too_much_costs_nobody_else_the_connection() {
+    let map = Map::default();
+    let gateway = start(&map, Options { client_memory_bytes: 8 * MIB as u64, ..options() });
+    let mut greedy = Client::to(gateway.address());
+    greedy.ask(&[&b"SET"[..], b"long", &vec![b'x'; MIB]]);
+    let mut busy: Vec<_> = (0..20).map(|_| Client::to(gateway.address())).collect();
+    let request = encode(&["SET", "k", &"v".repeat(40_000)]);
+    let (first, rest) = request.split_at(30_000);
+    let asked: Vec<&str> = std::iter::once("MGET").chain(std::iter::repeat_n("long", 40)).collect();
+    for _ in 0..5 {
+        busy.iter_mut().for_each(|client| client.send(first));
+        assert!(matches!(greedy.ask(&asked), Value::Error(text) if text.contains("--client-memory")));
+        for client in &mut busy {
+            client.send(rest);
+            assert_eq!(client.read(), Value::Word("OK".into()));
+        }
+    }
+    assert_eq!(number(&mut greedy, "evicted_clients"), 0);
+}
+
+/// Short requests do not make long replies, and leave nothing behind that grows.
+#[test]
+fn names_are_short_and_few_are_asked_about_at_a_time() {
+    let map = Map::default();
+    let gateway = start(&map, options());
+    let mut client = Client::to(gateway.address());
+    let long = "x".repeat(257);
+    for command in [
+        &["CLIENT", "SETNAME", &long][..],
+        &["CLIENT", "SETINFO", "lib-name", &long],
+        &["CLIENT", "SETINFO", "lib-ver", &long],
+        &["HELLO", "3", "SETNAME", &long],
+    ] {
+        assert!(
+            matches!(client.ask(command), Value::Error(text) if text.contains("256 bytes")),
+            "{command:?}"
+        );
+    }
+    assert_eq!(client.ask(&["CLIENT", "SETNAME", &long[1..]]), Value::Word("OK".into()));
+    for what in ["INFO", "DOCS"] {
+        let asked: Vec<&str> =
+            ["COMMAND", what].into_iter().chain(std::iter::repeat_n("get", 1_001)).collect();
+        assert!(!matches!(client.ask(&asked[..1_002]), Value::Error(_)));
+        assert!(matches!(client.ask(&asked), Value::Error(text) if text.contains("1000 at a time")));
+    }
+}
+
 /// One answer at a time, and each later than the one before: a guesser gets a few a second at first, one in seconds soon.
 #[test]
 fn whoever_guesses_passwords_is_slowed_down_and_nobody_else() {
