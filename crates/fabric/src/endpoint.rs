@@ -625,12 +625,13 @@ impl Op {
             return true;
         }
         let executor = &self.endpoint.inner.executor;
-        let end = executor.now().saturating_add(TURN_NS);
+        let mut end = None;
         std::future::poll_fn(|context| {
             if company.has_turn() {
                 return Poll::Ready(true);
             }
             let now = executor.now();
+            let end = *end.get_or_insert(now.saturating_add(TURN_NS));
             if now >= end {
                 return Poll::Ready(false);
             }
