@@ -445,8 +445,8 @@ pub const SESSION_ENTRY_BYTES: u64 = 32;
 /// The first word of a session's entry in the coordinator's META.
 ///
 /// ```text
-/// 63    32 31       16 15  10 9        8           7     0
-/// [ zero ] [ adopter ] [ zero ] [ lost ] [ read only ] [ state ]      state 0: nobody has the number
+/// 63    32 31       16 15  11 10       9        8           7     0
+/// [ zero ] [ adopter ] [ zero ] [ reaper ] [ lost ] [ read only ] [ state ]      state 0: nobody has the number
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SessionWord {
@@ -456,6 +456,8 @@ pub struct SessionWord {
     pub read_only: bool,
     /// Its lease has run out, or its process is gone. A hint: a late heartbeat takes it back.
     pub is_lost: bool,
+    /// It came to recover others and holds nothing.
+    pub reaper: bool,
     /// Who cleans up after it, in state [`SessionState::Adopting`].
     pub adopter: SessionId,
 }
@@ -479,7 +481,8 @@ impl SessionWord {
             _ => return None,
         };
         let adopter = SessionId::new(u16::try_from(raw >> 16 & 0xffff).unwrap_or(0));
-        let word = Self { state, read_only: raw >> 8 & 1 == 1, is_lost: raw >> 9 & 1 == 1, adopter };
+        let [read_only, is_lost, reaper] = [8, 9, 10].map(|bit| raw >> bit & 1 == 1);
+        let word = Self { state, read_only, is_lost, reaper, adopter };
         (word.to_raw() == raw).then_some(word)
     }
 
@@ -495,6 +498,7 @@ impl SessionWord {
         state
             | u64::from(self.read_only) << 8
             | u64::from(self.is_lost) << 9
+            | u64::from(self.reaper) << 10
             | u64::from(self.adopter.get()) << 16
     }
 
@@ -558,6 +562,8 @@ wire_enum! {
         SessionsFull = 4 {
             /// That many.
             max: u16,
+            /// So many of them are dead, and nobody has cleaned up after them yet.
+            dead: u16,
         },
         /// The caller was fenced.
         SessionFenced = 5 {
@@ -657,9 +663,14 @@ impl fmt::Display for ControlError {
                 write!(f, "only server {server} keeps sessions and the catalog; ask it")
             }
             Self::NoSuchSession { session } => write!(f, "there is no session {session}; open one"),
-            Self::SessionsFull { max } => {
+            Self::SessionsFull { max, dead: 0 } => {
                 write!(f, "all {max} sessions are in use; close one, or start the pool with more")
             }
+            Self::SessionsFull { max, dead } => write!(
+                f,
+                "all {max} sessions are in use, {dead} of them by sessions that are dead and wait to be recovered; try again \
+                 in a moment: whoever joins recovers them, with the engines of all indexes"
+            ),
             Self::SessionFenced { session } => {
                 write!(f, "session {session} was fenced after its lease ran out; open a new session")
             }

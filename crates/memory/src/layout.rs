@@ -27,7 +27,7 @@
 //! +104 coordinator      8 B   the incarnation of the coordinator whose sessions come here; 0: none came yet
 //!
 //! session entry
-//! +0   state            1 B   | read only 1 bit, lost 1 bit | adopter 2 B | zero 4 B      <- commit word
+//! +0   state            1 B   | read only, lost, reaper 1 bit each | adopter 2 B | zero 4 B      <- commit word
 //! +8   oldest pin       8 B   \ grow; a crash between them leaves older, that is safer, values
 //! +16  flushed          8 B   /
 //! +24  term             8 B   of the session; in state free, of the last one known here (0: none); only grows

@@ -350,7 +350,13 @@ impl Side {
                 assert_eq!(error, ControlError::NotCoordinator { server: ServerId::new(0) });
             }
             Err(CallError::Control(error)) => {
-                assert_eq!(error, ControlError::SessionsFull { max: 4 });
+                let is_dead = |session| match self.state(session) {
+                    Active => self.leases[&session] <= self.world.now,
+                    state => state != Free,
+                };
+                let dead = (1..=4).filter(|id| is_dead(s(*id))).count();
+                let dead = u16::try_from(dead).expect("there are four");
+                assert_eq!(error, ControlError::SessionsFull { max: 4, dead });
                 assert!((1..=4).all(|id| self.state(s(id)) != Free));
             }
             other => panic!("{other:?}"),
