@@ -147,7 +147,7 @@ wire_enum! {
         FreeChunks = 14 {
             /// Their offset in main memory.
             offset: u64,
-            /// The flush that has to be through first.
+            /// The flush that has to be through first: at most the next one. The coordinator takes its newest for any before.
             generation: u64,
         },
         /// Lists chunks in use, of one owner or of all. -> `ChunkList`

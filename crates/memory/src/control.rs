@@ -384,6 +384,7 @@ impl Server {
                 Ok(Reply::Chunks { offset: handed.offset, inherited: handed.inherited })
             }
             Request::FreeChunks { offset, generation } => {
+                let generation = self.check_generation(generation)?;
                 self.chunks.free(memory, caller, offset, generation)?;
                 Ok(Reply::Done {})
             }
@@ -404,6 +405,21 @@ impl Server {
             }
             _ => Err(bad("no request about chunks")),
         }
+    }
+
+    /// The flush that a chunk freed now waits for. The coordinator, which announces them, takes none before its newest, and none
+    /// beyond the next, which might never come. The others can only believe the caller.
+    fn check_generation(&self, generation: u64) -> Result<u64, ControlError> {
+        if !self.is_coordinator() {
+            return Ok(generation);
+        }
+        let flush = self.clock.epochs().flush;
+        if generation > flush.saturating_add(1) {
+            return Err(bad(format!(
+                "flush {generation} was not announced, {flush} was; request one and name that"
+            )));
+        }
+        Ok(generation.max(flush))
     }
 
     fn catalog_request(

@@ -245,3 +245,35 @@ fn objects_of_others_are_not_freed_with_their_chunk() {
     assert!(matches!(world.ask(wrong, alloc(1)), Ok(Reply::Chunks { inherited: true, .. })));
     assert!(crate::driver::is_bad_request(&world.ask(wrong, free)), "its own now, but not empty");
 }
+
+#[test]
+fn freed_chunks_wait_for_a_flush_that_the_coordinator_has_announced() {
+    let mut world = World::new(ServerConfig::tiny(ServerId::new(0), 1, 1));
+    let ((me, _), (other, _)) = (world.open().expect("room"), world.open().expect("room"));
+    for name in ["a", "b"] {
+        let create = Request::CreateIndex { name: name.into(), engine: "e".into(), config: vec![] };
+        world.ask(me, create).expect("created");
+    }
+    world.ask(me, Request::RequestFlush {}).expect("flush 1");
+    let Ok(Reply::Chunks { offset, .. }) = world.ask(me, alloc(1)) else { panic!() };
+    for generation in [3, u64::MAX] {
+        let refused = world.ask(me, Request::FreeChunks { offset, generation });
+        assert!(crate::driver::is_bad_request(&refused), "{generation}: {refused:?}");
+    }
+    world.done(me, Request::FreeChunks { offset, generation: 0 });
+    let full =
+        |flush_helps| refused(ControlError::PoolFull { server: ServerId::new(0), wanted: 1, flush_helps });
+    assert_eq!(world.ask(me, alloc(2)), full(true), "flush 1 was announced, and is not through");
+    let beat = Request::Heartbeat { oldest_pin: 0, flushed: 1, does_chores: false, is_waiting: false };
+    world.ask(me, beat.clone()).expect("it lives");
+    let asks = |flushed_through| Request::AllocChunks {
+        index: 2,
+        class: 1,
+        object_bytes: 64,
+        count: 1,
+        flushed_through,
+    };
+    assert_eq!(world.ask(me, asks(1)), full(true), "one session has not flushed");
+    world.ask(other, beat).expect("it lives");
+    assert!(matches!(world.ask(me, asks(1)), Ok(Reply::Chunks { inherited: false, .. })));
+}
