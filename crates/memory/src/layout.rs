@@ -334,7 +334,7 @@ fn shape_word(config: &ServerConfig) -> u64 {
     u64::from(config.max_sessions) << 32 | u64::from(config.max_indexes) << 48
 }
 
-fn low_half(value: u128) -> u64 {
+pub(crate) fn low_half(value: u128) -> u64 {
     value.to_le_bytes().first_chunk().map_or(0, |half| u64::from_le_bytes(*half))
 }
 

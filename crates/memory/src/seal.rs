@@ -7,10 +7,13 @@
 //! key; then seals keep out whatever is wrong, and not whoever is bent on harm.
 //!
 //! A seal never expires, so nothing is sealed that could come to mean something else: terms and numbers of indexes are used once,
-//! and all are those of one memory of the coordinator (its incarnation).
+//! and all are those of one memory of the coordinator (its incarnation) and of one pool: the key is derived from the secret and the
+//! pool's id, since several pools may have one secret.
 
+use crate::layout::low_half;
 use farwood_fabric::addr::SessionId;
 use farwood_fabric::control::IndexId;
+use farwood_fabric::region::PoolId;
 use std::fmt;
 
 /// What the servers of a pool know, and clients do not.
@@ -27,6 +30,13 @@ impl Secret {
             u64::from_le_bytes(word)
         }));
         Self([siphash([1, 1], &words), siphash([2, 2], &words)])
+    }
+
+    /// The one that the servers of this pool seal with: other pools may have been given the same bytes.
+    #[must_use]
+    pub fn of_pool(self, pool: PoolId) -> Self {
+        let halves = [pool.0, pool.0 >> 64].map(low_half);
+        Self([3, 4].map(|number| siphash(self.0, &[number, halves[0], halves[1]])))
     }
 
     fn seal(self, what: What, coordinator: u32, words: [u64; 4]) -> u64 {
@@ -152,6 +162,8 @@ mod tests {
             a.ticket(7, one, 4),
             a.ticket(7, two, 3),
             b.ticket(7, one, 3),
+            a.of_pool(PoolId(1)).ticket(7, one, 3),
+            a.of_pool(PoolId(1 << 64)).ticket(7, one, 3),
             a.fence(7, one, 3),
             a.adoption(7, (one, 3), (two, 4)),
             a.adoption(7, (one, 3), (two, 5)),

@@ -147,6 +147,7 @@ impl Server {
         if config.any_pool {
             config.pool = layout::pool(memory);
         }
+        config.secret = config.secret.of_pool(config.pool);
         let config = &config;
         let incarnation = layout::recognise(memory, config)?;
         let (sessions, known) = SessionTable::load(memory, config)?;

@@ -8,7 +8,7 @@ use farwood_fabric::control::{ControlError, Epochs, IndexId, Reply, Request};
 use farwood_fabric::procedure::{ProcedureId, ProcedureSet};
 use farwood_fabric::server::{HostAction, ServerLogic, ServerMemory};
 use farwood_fabric::wire::{decode, encode};
-use farwood_memory::seal::Opened;
+use farwood_memory::seal::{Opened, Secret};
 use farwood_memory::testing::VecMemory;
 use farwood_memory::{MemoryServer, ServerConfig};
 use std::cell::{Ref, RefCell};
@@ -117,16 +117,20 @@ impl<M: ServerMemory> World<M> {
         self.ask(session, request)
     }
 
+    fn secret(&self) -> Secret {
+        self.config.secret.of_pool(self.config.pool)
+    }
+
     /// What the coordinator's answer makes a session say that comes to another server.
     pub(crate) fn attachment(&self, session: SessionId, term: u64) -> Request {
         let opened = Opened { term, read_only: false, next_index: 1 };
-        let seal = self.config.secret.opened(COORDINATOR, session, opened);
+        let seal = self.secret().opened(COORDINATOR, session, opened);
         Request::AttachSession { read_only: false, term, coordinator: COORDINATOR, next_index: 1, seal }
     }
 
     /// The requests about a victim, sealed as the coordinator seals them.
     pub(crate) fn fence(&self, victim: SessionId, term: u64) -> Request {
-        Request::Fence { victim, term, seal: self.config.secret.fence(COORDINATOR, victim, term) }
+        Request::Fence { victim, term, seal: self.secret().fence(COORDINATOR, victim, term) }
     }
 
     pub(crate) fn adopt_chunks(&self, by: SessionId, victim: SessionId, term: u64) -> Request {
@@ -139,11 +143,11 @@ impl<M: ServerMemory> World<M> {
 
     fn adoption(&self, by: SessionId, victim: SessionId, term: u64) -> u64 {
         let by_term = self.terms.borrow().get(&by).map_or(0, |(term, _)| *term);
-        self.config.secret.adoption(COORDINATOR, (victim, term), (by, by_term))
+        self.secret().adoption(COORDINATOR, (victim, term), (by, by_term))
     }
 
     pub(crate) fn release(&self, index: IndexId) -> Request {
-        Request::ReleaseIndex { index, seal: self.config.secret.released(COORDINATOR, index) }
+        Request::ReleaseIndex { index, seal: self.secret().released(COORDINATOR, index) }
     }
 
     /// The victim's term, which the first step of a fence or an adoption answers with.

@@ -5,6 +5,7 @@ use crate::driver::{World, outcome, refused, s, understand};
 use farwood_fabric::addr::ServerId;
 use farwood_fabric::call::{Call, CallError};
 use farwood_fabric::control::{ControlError, Reply, Request};
+use farwood_fabric::region::PoolId;
 use farwood_memory::ServerConfig;
 
 /// The coordinator and another server of a pool, as far as they have to be told apart here.
@@ -244,6 +245,15 @@ fn objects_of_others_are_not_freed_with_their_chunk() {
     assert!(crate::driver::is_bad_request(&world.ask(wrong, free.clone())), "nobody's, but not empty");
     assert!(matches!(world.ask(wrong, alloc(1)), Ok(Reply::Chunks { inherited: true, .. })));
     assert!(crate::driver::is_bad_request(&world.ask(wrong, free)), "its own now, but not empty");
+}
+
+#[test]
+fn a_seal_of_another_pool_with_the_same_secret_is_none() {
+    let mut world = other();
+    let neighbour = World::new(ServerConfig { pool: PoolId(7), ..other().config });
+    assert_eq!(neighbour.config.secret, world.config.secret);
+    assert_eq!(world.ask(s(1), neighbour.attachment(s(1), 1)), unproven(1));
+    world.attach(s(1), 1).expect("this one is its own");
 }
 
 #[test]
