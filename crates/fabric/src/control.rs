@@ -66,6 +66,10 @@ wire_enum! {
             coordinator: u32,
             /// The number of the next index, as the coordinator said.
             next_index: IndexId,
+            /// The incarnation of the server's memory for which the seal was made; 0: it was made when the session was opened, and is
+            /// not taken by memory that nobody has attached to. Said to the coordinator, who answers with its newest seal: for which
+            /// to make it.
+            incarnation: u32,
             /// The coordinator's seal on all that.
             seal: u64,
         },
@@ -645,6 +649,13 @@ wire_enum! {
             /// On which server.
             server: ServerId,
         },
+        /// Nobody has attached to this server's memory yet: whoever is the first has to bring a seal that was made for it.
+        Unbound = 19 {
+            /// Which server.
+            server: ServerId,
+            /// The incarnation of its memory.
+            incarnation: u32,
+        },
     }
 }
 
@@ -707,6 +718,11 @@ impl fmt::Display for ControlError {
             Self::CatalogFull { max } => {
                 write!(f, "the catalog holds {max} indexes already; drop one, or start the pool with more")
             }
+            Self::Unbound { server, .. } => write!(
+                f,
+                "server {server} has empty memory, and what the caller brings from the coordinator may be older than that; let the \
+                 coordinator seal it anew for this memory"
+            ),
             Self::BadName { why } => write!(f, "the catalog cannot store that: {why}"),
             Self::BadRequest { why } => write!(f, "the memory server refused a request: {why}"),
             Self::DropPending { name } => {

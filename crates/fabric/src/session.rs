@@ -152,6 +152,42 @@ pub struct Estate {
     pub journals: Vec<GlobalAddr>,
 }
 
+/// What a session says to the servers of its pool to be let in, under the coordinator's seal.
+#[derive(Clone, Copy, Debug)]
+struct Opening {
+    read_only: bool,
+    term: u64,
+    coordinator: u32,
+    next_index: IndexId,
+    seal: u64,
+}
+
+impl Opening {
+    fn request(self, incarnation: u32) -> Request {
+        let Self { read_only, term, coordinator, next_index, seal } = self;
+        Request::AttachSession { read_only, term, coordinator, next_index, incarnation, seal }
+    }
+
+    /// The same as the coordinator says and seals it now, for the memory of one server.
+    async fn renewed(self, op: &Op, incarnation: u32) -> Result<Self, FabricError> {
+        match op.control(ServerId::COORDINATOR, &self.request(incarnation)).await? {
+            Reply::Session { next_index, seal, .. } => Ok(Self { next_index, seal, ..self }),
+            _ => Err(crate::call::CallError::Malformed.into()),
+        }
+    }
+
+    async fn attach(self, op: &Op, server: ServerId) -> Result<Reply, FabricError> {
+        let attached = op.control(server, &self.request(0)).await;
+        match attached.as_ref().map_err(FabricError::control) {
+            Err(Some(ControlError::Unbound { incarnation, .. })) => {
+                let renewed = self.renewed(op, *incarnation).await?;
+                op.control(server, &renewed.request(*incarnation)).await
+            }
+            _ => attached,
+        }
+    }
+}
+
 /// A settlement under way.
 #[derive(Debug)]
 pub(crate) struct Settling {
@@ -184,10 +220,10 @@ impl Session {
         let member = Endpoint::near(cluster.connect_to_call(who)?, who, &executor);
         let view = cluster.view();
         let coordinator = view.servers.get(ServerId::COORDINATOR.index()).map_or(0, |one| one.incarnation);
-        let attach = Request::AttachSession { read_only, term, coordinator, next_index, seal };
+        let opening = Opening { read_only, term, coordinator, next_index, seal };
         let mut emptied = Vec::new();
         for server in servers.iter().copied().filter(|s| *s != ServerId::COORDINATOR) {
-            let error = match member.op().control(server, &attach).await {
+            let error = match opening.attach(&member.op(), server).await {
                 Ok(Reply::Session { journal, lost_below, .. }) => {
                     journals.push(journal);
                     if lost_below > 1 {

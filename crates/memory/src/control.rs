@@ -15,7 +15,7 @@ use farwood_fabric::call::{Call, CallError, Principal};
 use farwood_fabric::clock::{MILLISECOND, Nanos};
 use farwood_fabric::control::{Chore, ControlError, Epochs, IndexId, Reply, Request, SessionInfo};
 use farwood_fabric::pool_clock::UnixMillis;
-use farwood_fabric::region::Permissions;
+use farwood_fabric::region::{Identity, Permissions};
 use farwood_fabric::server::ServerMemory;
 use farwood_fabric::status::Tables;
 
@@ -57,15 +57,21 @@ impl Server {
         (caller, term): (SessionId, u64),
         request: &Request,
     ) -> Result<Answer, CallError> {
-        if let Request::AttachSession { read_only, term, coordinator, next_index, seal } = *request {
-            let opened = Opened { term, read_only, next_index };
-            // Whoever comes again is told its ticket again, so this has to be proven on the coordinator, too.
-            let of = if self.is_coordinator() { self.identity.incarnation } else { coordinator };
+        if let Request::AttachSession { read_only, term, coordinator, next_index, incarnation, seal } =
+            *request
+        {
+            // Whoever comes again is told its ticket again, so this has to be proven on the coordinator, too: by its first seal.
+            let (of, sealed_for) = if self.is_coordinator() {
+                (self.identity.incarnation, 0)
+            } else {
+                (coordinator, incarnation)
+            };
+            let opened = Opened { term, read_only, next_index, incarnation: sealed_for };
             self.check_seal(seal, self.config.secret.opened(of, caller, opened))?;
             if !self.is_coordinator() {
-                self.check_coordinators(memory, coordinator, next_index)?;
+                self.check_coordinators(memory, coordinator, next_index, incarnation)?;
             }
-            return self.attach(memory, caller, term, read_only);
+            return self.attach(memory, caller, opened, incarnation);
         }
         let stranger = caller.is_none() || self.sessions.state(caller) == State::Free;
         if !stranger {
@@ -75,15 +81,21 @@ impl Server {
     }
 
     /// What is here belongs to the memory of one coordinator: its terms and its catalog say what it means. One that comes back with
-    /// empty memory begins to count anew. Whoever is new here himself had nothing of the indexes that there were before.
+    /// empty memory begins to count anew. Whoever is new here himself had nothing of the indexes that there were before: how many those
+    /// are must have been said after this memory was there, since a session may bring a seal that is older than the indexes.
     fn check_coordinators(
         &mut self,
         memory: &dyn ServerMemory,
         coordinator: u32,
         next_index: IndexId,
+        sealed_for: u32,
     ) -> Result<(), ControlError> {
         let known = layout::load(memory, superblock::COORDINATOR_AT);
         if known == 0 {
+            let Identity { server, incarnation, .. } = self.identity;
+            if sealed_for != incarnation {
+                return Err(ControlError::Unbound { server, incarnation });
+            }
             self.lost_below = next_index;
             layout::store(memory, superblock::LOST_BELOW_AT, u64::from(next_index));
             layout::store(memory, superblock::COORDINATOR_AT, u64::from(coordinator));
@@ -116,8 +128,8 @@ impl Server {
         &mut self,
         memory: &dyn ServerMemory,
         caller: SessionId,
-        term: u64,
-        read_only: bool,
+        Opened { term, read_only, .. }: Opened,
+        seal_for: u32,
     ) -> Result<Answer, CallError> {
         let mut fence = None;
         if self.sessions.check_attach(caller, term)? == Attach::Instead {
@@ -132,7 +144,7 @@ impl Server {
             self.clean_up(memory, caller)?;
         }
         self.sessions.attach(memory, caller, term, read_only)?;
-        Ok(Answer { fence, ..self.welcome(memory, caller, read_only)? })
+        Ok(Answer { fence, ..self.welcome(memory, caller, read_only, seal_for)? })
     }
 
     /// Everything else; the caller is active, or nobody yet and opens a session.
@@ -207,7 +219,10 @@ impl Server {
         self.clock.join(session, progress);
         self.labels.enter(session, self.sessions.term(session), label, now);
         // One that takes the place of a lost reaper shuts it out here, and elsewhere when it attaches.
-        Ok(Answer { fence: kind.reaper.then_some(session), ..self.welcome(memory, session, kind.read_only)? })
+        Ok(Answer {
+            fence: kind.reaper.then_some(session),
+            ..self.welcome(memory, session, kind.read_only, 0)?
+        })
     }
 
     /// The caller leaves. Its procedures write on its behalf, so it has to wait for them.
@@ -470,13 +485,14 @@ impl Server {
         memory: &dyn ServerMemory,
         session: SessionId,
         read_only: bool,
+        seal_for: u32,
     ) -> Result<Answer, ControlError> {
         let permissions = if read_only { Permissions::READ } else { Permissions::ALL };
         let (is_coordinator, coordinator) = (self.is_coordinator(), self.coordinator(memory));
         let (secret, term) = (self.config.secret, self.sessions.term(session));
         let ticket = secret.ticket(coordinator, session, term);
         let next_index = if is_coordinator { self.catalog.next_id() } else { 0 };
-        let opened = Opened { term, read_only, next_index };
+        let opened = Opened { term, read_only, next_index, incarnation: seal_for };
         let reply = Reply::Session {
             session,
             term,

@@ -51,8 +51,9 @@ impl Secret {
 
     /// A session was opened, and how.
     pub fn opened(self, coordinator: u32, session: SessionId, opened: Opened) -> u64 {
-        let Opened { term, read_only, next_index } = opened;
-        let words = [u64::from(session.get()), term, u64::from(read_only), u64::from(next_index)];
+        let Opened { term, read_only, next_index, incarnation } = opened;
+        let numbers = u64::from(next_index) | u64::from(incarnation) << 32;
+        let words = [u64::from(session.get()), term, u64::from(read_only), numbers];
         self.seal(What::Opened, coordinator, words)
     }
 
@@ -94,6 +95,8 @@ pub struct Opened {
     pub read_only: bool,
     /// The number that the next index gets.
     pub next_index: IndexId,
+    /// The incarnation of another server's memory that was there when this was said; 0: of none.
+    pub incarnation: u32,
 }
 
 /// So that a seal on one thing is none on another.
@@ -155,7 +158,7 @@ mod tests {
     fn a_seal_is_for_one_thing() {
         let (a, b) = (Secret::from_bytes(b"token"), Secret::from_bytes(b"token\0"));
         let (one, two) = (SessionId::new(1), SessionId::new(2));
-        let opened = Opened { term: 3, read_only: true, next_index: 1 };
+        let opened = Opened { term: 3, read_only: true, next_index: 1, incarnation: 0 };
         let mut seals = vec![
             a.ticket(7, one, 3),
             a.ticket(8, one, 3),
@@ -171,6 +174,7 @@ mod tests {
             a.opened(7, one, opened),
             a.opened(7, one, Opened { read_only: false, ..opened }),
             a.opened(7, one, Opened { next_index: 2, ..opened }),
+            a.opened(7, one, Opened { incarnation: 1, ..opened }),
         ];
         let count = seals.len();
         seals.sort_unstable();

@@ -123,9 +123,22 @@ impl<M: ServerMemory> World<M> {
 
     /// What the coordinator's answer makes a session say that comes to another server.
     pub(crate) fn attachment(&self, session: SessionId, term: u64) -> Request {
-        let opened = Opened { term, read_only: false, next_index: 1 };
+        self.attachment_of(session, term, (1, self.config.incarnation))
+    }
+
+    /// The same, with the number of the next index and the memory for which it is sealed.
+    pub(crate) fn attachment_of(
+        &self,
+        session: SessionId,
+        term: u64,
+        (next_index, incarnation): (IndexId, u32),
+    ) -> Request {
+        let (read_only, coordinator) = (false, COORDINATOR);
+        // The coordinator itself takes the first seal only.
+        let sealed_for = if self.config.is_coordinator() { 0 } else { incarnation };
+        let opened = Opened { term, read_only, next_index, incarnation: sealed_for };
         let seal = self.secret().opened(COORDINATOR, session, opened);
-        Request::AttachSession { read_only: false, term, coordinator: COORDINATOR, next_index: 1, seal }
+        Request::AttachSession { read_only, term, coordinator, next_index, incarnation, seal }
     }
 
     /// The requests about a victim, sealed as the coordinator seals them.

@@ -90,15 +90,37 @@ fn nobody_attaches_with_a_term_that_the_coordinator_did_not_give() {
     for number in 1..=4 {
         for (term, seal) in [(u64::MAX, 0), (u64::MAX, seal), (6, 0), (6, seal ^ 1)] {
             let (read_only, coordinator, next_index) = (false, 1, 1);
-            let attach = Request::AttachSession { read_only, term, coordinator, next_index, seal };
+            let attach =
+                Request::AttachSession { read_only, term, coordinator, next_index, incarnation: 1, seal };
             assert_eq!(world.ask(s(number), attach), unproven(1));
         }
     }
     // Neither rights nor what the server lost may be changed on the way; nor another's term be taken.
     for attach in [
-        Request::AttachSession { read_only: true, term: 6, coordinator: 1, next_index: 1, seal },
-        Request::AttachSession { read_only: false, term: 6, coordinator: 1, next_index: 2, seal },
-        Request::AttachSession { read_only: false, term: 6, coordinator: 2, next_index: 1, seal },
+        Request::AttachSession {
+            read_only: true,
+            term: 6,
+            coordinator: 1,
+            next_index: 1,
+            incarnation: 1,
+            seal,
+        },
+        Request::AttachSession {
+            read_only: false,
+            term: 6,
+            coordinator: 1,
+            next_index: 2,
+            incarnation: 1,
+            seal,
+        },
+        Request::AttachSession {
+            read_only: false,
+            term: 6,
+            coordinator: 2,
+            next_index: 1,
+            incarnation: 1,
+            seal,
+        },
     ] {
         assert_eq!(world.ask(s(1), attach), unproven(1));
     }
@@ -116,7 +138,8 @@ fn the_coordinator_tells_nobody_anothers_ticket() {
     let (victim, term, _) = world.open_with_term().expect("room");
     for seal in [0, 1, u64::MAX] {
         let (read_only, coordinator, next_index) = (false, 1, 1);
-        let attach = Request::AttachSession { read_only, term, coordinator, next_index, seal };
+        let attach =
+            Request::AttachSession { read_only, term, coordinator, next_index, incarnation: 1, seal };
         assert_eq!(world.ask(victim, attach), unproven(0));
     }
     assert!(matches!(world.attach(victim, term), Ok(Reply::Session { .. })));
@@ -130,12 +153,49 @@ fn who_comes_first_cannot_bind_a_server_to_a_coordinator_that_is_none() {
         term: 1,
         coordinator,
         next_index: 1,
+        incarnation: 1,
         seal: 77,
     };
     for coordinator in [0, 2, u32::MAX] {
         assert_eq!(world.ask(s(1), bind(coordinator)), unproven(1));
     }
     world.attach(s(1), 1).expect("it belongs to nobody yet");
+}
+
+/// A session that was opened before there was any index attaches first to a server that came back empty.
+#[test]
+fn what_an_emptied_server_lost_is_not_hidden_by_an_old_seal() {
+    let mut world = World::new(ServerConfig { incarnation: 5, ..other().config });
+    let unbound = refused(ControlError::Unbound { server: ServerId::new(1), incarnation: 5 });
+    for sealed_for in [0, 4] {
+        let old = world.attachment_of(s(1), 1, (1, sealed_for));
+        assert_eq!(world.ask(s(1), old), unbound, "it was sealed before this memory was there");
+    }
+    let lost_below = |reply: Result<Reply, CallError>| match reply {
+        Ok(Reply::Session { lost_below, .. }) => lost_below,
+        other => panic!("{other:?}"),
+    };
+    let renewed = world.attachment_of(s(1), 1, (3, 5));
+    assert_eq!(lost_below(world.ask(s(1), renewed)), 3);
+    // From now on it is known; indexes that are made later lose nothing.
+    for (session, next_index) in [(s(2), 1), (s(3), 9)] {
+        let attachment = world.attachment_of(session, 2, (next_index, 0));
+        assert_eq!(lost_below(world.ask(session, attachment)), 3);
+    }
+}
+
+/// The coordinator seals what is so now, for whoever proves that it is a session.
+#[test]
+fn the_coordinator_renews_its_seal() {
+    let (mut world, mut elsewhere) = (coordinator(), other());
+    let (me, term, _) = world.open_with_term().expect("room");
+    let create = Request::CreateIndex { name: "a".into(), engine: "e".into(), config: vec![] };
+    world.ask(me, create).expect("created");
+    let ask = world.attachment_of(me, term, (1, 1));
+    let Ok(Reply::Session { next_index: 2, seal, .. }) = world.ask(me, ask) else { panic!() };
+    let (read_only, coordinator, next_index) = (false, 1, 2);
+    let attach = Request::AttachSession { read_only, term, coordinator, next_index, incarnation: 1, seal };
+    assert!(matches!(elsewhere.ask(me, attach), Ok(Reply::Session { lost_below: 2, .. })));
 }
 
 #[test]
