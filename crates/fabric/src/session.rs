@@ -25,7 +25,7 @@ use crate::addr::{GlobalAddr, ServerId, SessionId};
 use crate::call::Principal;
 use crate::clock::{Nanos, SECOND};
 use crate::control::{
-    Chore, ChunkInfo, ControlError, Epochs, IndexId, Reply, Request, SessionInfo, SessionWord,
+    Chore, ChunkInfo, ControlError, Epochs, IndexId, IndexInfo, Reply, Request, SessionInfo, SessionWord,
 };
 use crate::endpoint::{Endpoint, Op};
 use crate::error::FabricError;
@@ -78,6 +78,7 @@ struct Inner {
     id: SessionId,
     term: u64,
     ticket: u64,
+    opening: Opening,
     /// Servers that came back empty: indexes with numbers below these have lost what they had there.
     emptied: Vec<(ServerId, IndexId)>,
     lease_ns: Nanos,
@@ -251,6 +252,7 @@ impl Session {
             id,
             term,
             ticket,
+            opening,
             emptied,
             lease_ns,
             journals,
@@ -715,6 +717,28 @@ impl Session {
         op.control(ServerId::COORDINATOR, &Request::CompleteFence { victim, term }).await?;
         marks::hit("adopt_fenced");
         Ok(())
+    }
+
+    /// Enters a new index in the catalog, and tells the other servers under the coordinator's seal: they give memory to no index of which
+    /// they have not heard. If that fails, the index is dropped when the session ends.
+    pub async fn create_index(
+        &self,
+        op: &Op,
+        name: &str,
+        engine: &str,
+        config: &[u8],
+    ) -> Result<IndexInfo, FabricError> {
+        let (name, engine, config) = (name.to_owned(), engine.to_owned(), config.to_vec());
+        let created =
+            op.control(ServerId::COORDINATOR, &Request::CreateIndex { name, engine, config }).await?;
+        let Reply::Index { info } = created else { return Err(crate::call::CallError::Malformed.into()) };
+        if self.inner.servers.len() > 1 {
+            let renewed = self.inner.opening.renewed(op, 0).await?;
+            for server in self.others() {
+                renewed.attach(op, server).await?;
+            }
+        }
+        Ok(info)
     }
 
     /// Frees the chunks of a dropped index on every server. The coordinator, which knows whether every session has let go of it, is asked

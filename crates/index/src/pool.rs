@@ -207,8 +207,7 @@ impl Pool {
         engine: &str,
         config: &[u8],
     ) -> Result<IndexInfo, FabricError> {
-        let (name, engine, config) = (name.to_owned(), engine.to_owned(), config.to_vec());
-        index_of(op.control(ServerId::COORDINATOR, &Request::CreateIndex { name, engine, config }).await?)
+        self.session.create_index(op, name, engine, config).await
     }
 
     /// Lets others open an index whose layout is in place.

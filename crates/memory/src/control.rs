@@ -102,6 +102,7 @@ impl Server {
         } else if known != u64::from(coordinator) {
             return Err(ControlError::OtherCoordinator { server: self.identity.server });
         }
+        self.catalog.learn(memory, next_index);
         Ok(())
     }
 
@@ -391,6 +392,7 @@ impl Server {
         match *request {
             Request::AllocChunks { index, class, object_bytes, count, flushed_through } => {
                 let kind = ChunkType { index, class, object_bytes };
+                self.check_index(index)?;
                 // The coordinator knows better than any client; the others can only believe it.
                 let known = self.is_coordinator().then(|| self.clock.epochs().flushed_through);
                 let flushed_through = flushed_through.min(known.unwrap_or(u64::MAX));
@@ -419,6 +421,19 @@ impl Server {
                 Ok(Reply::Released { seal: if self.is_coordinator() { right } else { 0 } })
             }
             _ => Err(bad("no request about chunks")),
+        }
+    }
+
+    /// Whether the index may have chunks here: what is given to one that does not exist, nobody ever releases. The other servers know which
+    /// numbers were given out: whoever creates an index tells them before it asks for memory.
+    fn check_index(&self, index: IndexId) -> Result<(), ControlError> {
+        if self.is_coordinator() {
+            return self.catalog.check_serves(index, self.clock.epochs().flushed_through);
+        }
+        if index < self.catalog.next_id() {
+            Ok(())
+        } else {
+            Err(ControlError::NoSuchIndex { name: format!("#{index}") })
         }
     }
 

@@ -19,7 +19,8 @@
 //! +40  chunk_bytes      8 B
 //! +48  chunks           8 B
 //! +56  lock_bytes       8 B
-//! +64  next index id    8 B   stored before the entry that uses the id: a crash skips ids, never repeats one
+//! +64  next index id    8 B   stored before the entry that uses the id: a crash skips ids, never repeats one; on other servers,
+//!                             the highest that a seal of the coordinator's has said
 //! +72  epoch            8 B   \ grow; stored before anybody is told
 //! +80  flush generation 8 B   /
 //! +88  next session     8 B   the slot where the search for a free number begins

@@ -247,8 +247,9 @@ fn check_pool_serves(heir: &mut World, observer: SessionId, found: &Facts) {
     for chunk in found.chunks.values() {
         owners.insert(chunk.offset, chunk.count);
     }
+    let index = heir.create(observer, "heir");
     let alloc =
-        Request::AllocChunks { index: 9, class: 9, object_bytes: 0, count: 1, flushed_through: u64::MAX };
+        Request::AllocChunks { index, class: 9, object_bytes: 0, count: 1, flushed_through: u64::MAX };
     loop {
         match heir.ask(observer, alloc.clone()) {
             Ok(Reply::Chunks { offset, .. }) => {

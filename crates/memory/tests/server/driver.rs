@@ -16,6 +16,8 @@ use std::collections::BTreeMap;
 
 /// The incarnation of the coordinator's memory, in every test here.
 const COORDINATOR: u32 = 1;
+/// The number of the next index that sessions bring from it to another server: those before have been.
+const NEXT_INDEX: IndexId = 10;
 
 pub(crate) struct World<M = VecMemory> {
     pub(crate) config: ServerConfig,
@@ -123,7 +125,9 @@ impl<M: ServerMemory> World<M> {
 
     /// What the coordinator's answer makes a session say that comes to another server.
     pub(crate) fn attachment(&self, session: SessionId, term: u64) -> Request {
-        self.attachment_of(session, term, (1, self.config.incarnation))
+        // The coordinator itself has begun with none.
+        let next_index = if self.config.is_coordinator() { 1 } else { NEXT_INDEX };
+        self.attachment_of(session, term, (next_index, self.config.incarnation))
     }
 
     /// The same, with the number of the next index and the memory for which it is sealed.
@@ -169,6 +173,14 @@ impl<M: ServerMemory> World<M> {
             Ok(Reply::Victim { term, .. }) => term,
             other => panic!("{request:?}: {other:?}"),
         }
+    }
+
+    /// (Coordinator) An index that is ready; its number.
+    pub(crate) fn create(&mut self, maker: SessionId, name: &str) -> IndexId {
+        let create = Request::CreateIndex { name: name.to_owned(), engine: "e".to_owned(), config: vec![] };
+        let Ok(Reply::Index { info }) = self.ask(maker, create) else { panic!("no room for '{name}'") };
+        self.done(maker, Request::IndexReady { index: info.id });
+        info.id
     }
 
     pub(crate) fn done(&mut self, session: SessionId, request: Request) {

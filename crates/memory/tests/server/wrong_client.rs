@@ -85,7 +85,7 @@ fn an_index_is_ready_when_its_maker_says_so() {
 fn nobody_attaches_with_a_term_that_the_coordinator_did_not_give() {
     let mut world = other();
     world.attach(s(1), 5).expect("it was opened");
-    let sealed = world.attachment(s(1), 6);
+    let sealed = world.attachment_of(s(1), 6, (1, 1));
     let Request::AttachSession { seal, .. } = sealed else { unreachable!() };
     for number in 1..=4 {
         for (term, seal) in [(u64::MAX, 0), (u64::MAX, seal), (6, 0), (6, seal ^ 1)] {
@@ -292,6 +292,7 @@ fn who_never_acknowledges_is_stopped_and_others_are_not() {
 fn objects_of_others_are_not_freed_with_their_chunk() {
     let mut world = coordinator();
     let ((author, _), (wrong, _)) = (world.open().expect("room"), world.open().expect("room"));
+    world.create(author, "one");
     let Ok(Reply::Chunks { offset, .. }) = world.ask(author, alloc(1)) else { panic!() };
     // It claims an object, links it somewhere, and leaves.
     farwood_fabric::server::ServerMemory::store(
@@ -346,4 +347,43 @@ fn freed_chunks_wait_for_a_flush_that_the_coordinator_has_announced() {
     assert_eq!(world.ask(me, asks(1)), full(true), "one session has not flushed");
     world.ask(other, beat).expect("it lives");
     assert!(matches!(world.ask(me, asks(1)), Ok(Reply::Chunks { inherited: false, .. })));
+}
+
+#[test]
+fn no_chunk_is_given_to_an_index_that_is_not_there() {
+    let mut world = coordinator();
+    let (me, _) = world.open().expect("room");
+    let unknown = |index| refused(ControlError::NoSuchIndex { name: format!("#{index}") });
+    for index in [1, 2, u32::MAX] {
+        assert_eq!(world.ask(me, alloc(index)), unknown(index));
+    }
+    let create = Request::CreateIndex { name: "a".into(), engine: "e".into(), config: vec![] };
+    world.ask(me, create).expect("created");
+    world.ask(me, alloc(1)).expect("its maker lays it out");
+    world.done(me, Request::IndexReady { index: 1 });
+    world.ask(me, Request::BeginDrop { name: "a".into() }).expect("flush 1");
+    world.ask(me, alloc(1)).expect("operations that have begun go on");
+    let beat = Request::Heartbeat { oldest_pin: 0, flushed: 1, does_chores: false, is_waiting: false };
+    world.ask(me, beat).expect("it has let go");
+    let late = world.ask(me, alloc(1));
+    assert!(matches!(late, Err(CallError::Control(ControlError::IndexNotReady { .. }))), "{late:?}");
+    world.ask(me, Request::ReleaseIndex { index: 1, seal: 0 }).expect("flushed");
+    world.done(me, Request::FinishDrop { index: 1 });
+    assert_eq!(world.ask(me, alloc(1)), unknown(1));
+
+    let mut world = other();
+    let attachment = world.attachment_of(me, 1, (3, 1));
+    world.ask(me, attachment).expect("it was opened");
+    world.ask(me, alloc(2)).expect("there is memory");
+    for index in [3, 4, u32::MAX] {
+        assert_eq!(world.ask(me, alloc(index)), unknown(index));
+    }
+    // Whoever has made the next one says so, and a restart remembers.
+    let renewed = world.attachment_of(me, 1, (4, 0));
+    world.ask(me, renewed).expect("it is there already");
+    world.restart();
+    let older = world.attachment_of(me, 2, (1, 0));
+    world.ask(me, older).expect("another");
+    world.ask(me, alloc(3)).expect("there is memory");
+    assert_eq!(world.ask(me, alloc(4)), unknown(4));
 }

@@ -166,11 +166,7 @@ impl Client {
     }
 
     async fn create(&mut self, name: &str) -> Outcome {
-        let request =
-            Request::CreateIndex { name: name.to_owned(), engine: "conformance".to_owned(), config: vec![] };
-        let Reply::Index { info } = self.control(0, &request).await? else {
-            return Err(Failure::new("an index was created, and the reply is of another kind"));
-        };
+        let info = self.session.create_index(&self.op(), name, "conformance", &[]).await?;
         (self.catalog, self.anchor) = (info.id, info.anchor);
         let view = self.cluster.view();
         let mut addresses = Vec::new();
