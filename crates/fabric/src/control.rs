@@ -199,6 +199,8 @@ wire_enum! {
         FinishDrop = 22 {
             /// Which.
             index: IndexId,
+            /// What the other servers answered to `ReleaseIndex`, in the order of their numbers.
+            seals: Vec<u64>,
         },
         /// (Coordinator) All sessions. -> `Sessions`
         ListSessions = 23 {},
@@ -311,7 +313,8 @@ wire_enum! {
         },
         /// An index's chunks are free.
         Released = 13 {
-            /// (Coordinator) Its seal, by which other servers know that it is so. It stays valid: no number is used twice.
+            /// (Coordinator) Its seal, by which other servers know that it is so. It stays valid: no number is used twice. (Other servers)
+            /// A seal by which the coordinator knows that they have done it.
             seal: u64,
         },
     }

@@ -742,14 +742,18 @@ impl Session {
     }
 
     /// Frees the chunks of a dropped index on every server. The coordinator, which knows whether every session has let go of it, is asked
-    /// first; the others take its word. Whoever does it again finds it done.
-    pub async fn release_index(&self, op: &Op, index: IndexId) -> Result<(), FabricError> {
+    /// first; the others take its word. Whoever does it again finds it done. Returns what `FinishDrop` proves that with.
+    pub async fn release_index(&self, op: &Op, index: IndexId) -> Result<Vec<u64>, FabricError> {
         let asked = op.control(ServerId::COORDINATOR, &Request::ReleaseIndex { index, seal: 0 }).await?;
         let Reply::Released { seal } = asked else { return Err(crate::call::CallError::Malformed.into()) };
+        let mut seals = Vec::new();
         for server in self.others() {
-            op.control(server, &Request::ReleaseIndex { index, seal }).await?;
+            match op.control(server, &Request::ReleaseIndex { index, seal }).await? {
+                Reply::Released { seal } => seals.push(seal),
+                _ => return Err(crate::call::CallError::Malformed.into()),
+            }
         }
-        Ok(())
+        Ok(seals)
     }
 
     /// Takes on the clean-up after a fenced session: its chunks become nobody's and are listed. The caller deals with the

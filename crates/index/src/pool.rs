@@ -264,8 +264,8 @@ impl Pool {
 
     /// Releases a dropped index on every server. Whoever does it again finds it done.
     pub(crate) async fn finish_drop(&self, op: &Op, index: IndexId) -> Result<(), FabricError> {
-        self.session.release_index(op, index).await?;
-        match op.control(ServerId::COORDINATOR, &Request::FinishDrop { index }).await {
+        let seals = self.session.release_index(op, index).await?;
+        match op.control(ServerId::COORDINATOR, &Request::FinishDrop { index, seals }).await {
             Err(error) if matches!(error.control(), Some(ControlError::NoSuchIndex { .. })) => Ok(()),
             finished => finished.map(drop),
         }

@@ -411,14 +411,17 @@ impl Server {
                 free: self.chunks.free_chunks(),
             }),
             Request::ReleaseIndex { index, seal } => {
-                let right = self.config.secret.released(self.coordinator(memory), index);
-                if self.is_coordinator() {
+                let (secret, coordinator) = (self.config.secret, self.coordinator(memory));
+                let right = secret.released(coordinator, index);
+                let answer = if self.is_coordinator() {
                     self.catalog.check_released(index, self.clock.epochs().flushed_through)?;
+                    right
                 } else {
                     self.check_seal(seal, right)?;
-                }
+                    secret.released_by(coordinator, index, self.identity.server)
+                };
                 self.chunks.release(memory, index);
-                Ok(Reply::Released { seal: if self.is_coordinator() { right } else { 0 } })
+                Ok(Reply::Released { seal: answer })
             }
             _ => Err(bad("no request about chunks")),
         }
@@ -480,10 +483,13 @@ impl Server {
                 let info = self.catalog.begin_drop(memory, &name, generation)?;
                 Ok(Reply::Dropping { info, generation })
             }
-            Request::FinishDrop { index } => {
+            Request::FinishDrop { index, seals } => {
                 let flushed_through = self.clock.epochs().flushed_through;
                 self.catalog.check_released(index, flushed_through)?;
-                if self.catalog.contains(index) && self.chunks.any_of(index) {
+                let (secret, coordinator) = (self.config.secret, self.identity.incarnation);
+                let others = (1..self.config.servers).map(ServerId::new);
+                let are_done = others.map(|server| secret.released_by(coordinator, index, server)).eq(seals);
+                if self.catalog.contains(index) && (self.chunks.any_of(index) || !are_done) {
                     return Err(bad(format!(
                         "index #{index} still has chunks; release it on every server first"
                     )));

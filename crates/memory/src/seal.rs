@@ -4,14 +4,15 @@
 //! index was dropped) comes to the others by clients, any of which may be wrong. So the coordinator adds a keyed hash of its decision, and
 //! the others check it: SipHash-2-4, whose key is a secret that all servers of a pool have. A client that lacks the secret
 //! would have to guess 64 bits, one call for each guess. Clients that know the token and a pool without a secret of its own can compute the
-//! key; then seals keep out whatever is wrong, and not whoever is bent on harm.
+//! key; then seals keep out whatever is wrong, and not whoever is bent on harm. The other way goes one
+//! thing only: a server that has released a dropped index seals that, so that the coordinator forgets no index that has chunks elsewhere.
 //!
 //! A seal never expires, so nothing is sealed that could come to mean something else: terms and numbers of indexes are used once,
 //! and all are those of one memory of the coordinator (its incarnation) and of one pool: the key is derived from the secret and the
 //! pool's id, since several pools may have one secret.
 
 use crate::layout::low_half;
-use farwood_fabric::addr::SessionId;
+use farwood_fabric::addr::{ServerId, SessionId};
 use farwood_fabric::control::IndexId;
 use farwood_fabric::region::PoolId;
 use std::fmt;
@@ -73,6 +74,11 @@ impl Secret {
         self.seal(What::Adoption, coordinator, words)
     }
 
+    /// This server has released a dropped index. The one thing that another server than the coordinator seals.
+    pub fn released_by(self, coordinator: u32, index: IndexId, server: ServerId) -> u64 {
+        self.seal(What::ReleasedBy, coordinator, [u64::from(index), u64::from(server.get()), 0, 0])
+    }
+
     /// An index was dropped, and every session has let go of it.
     pub fn released(self, coordinator: u32, index: IndexId) -> u64 {
         self.seal(What::Released, coordinator, [u64::from(index), 0, 0, 0])
@@ -107,6 +113,7 @@ enum What {
     Fence,
     Adoption,
     Released,
+    ReleasedBy,
 }
 
 /// SipHash-2-4 of words, each as eight bytes, the low one first (Aumasson and Bernstein, 2012).
@@ -171,6 +178,8 @@ mod tests {
             a.adoption(7, (one, 3), (two, 4)),
             a.adoption(7, (one, 3), (two, 5)),
             a.released(7, 3),
+            a.released_by(7, 3, ServerId::new(1)),
+            a.released_by(7, 3, ServerId::new(2)),
             a.opened(7, one, opened),
             a.opened(7, one, Opened { read_only: false, ..opened }),
             a.opened(7, one, Opened { next_index: 2, ..opened }),

@@ -365,7 +365,7 @@ impl Model {
         }
         let released = self.world.ask(who, Request::ReleaseIndex { index: id, seal: 0 });
         assert!(matches!(released, Ok(Reply::Released { .. })), "{released:?}");
-        self.world.done(who, Request::FinishDrop { index: id });
+        self.world.done(who, Request::FinishDrop { index: id, seals: vec![] });
         self.ids[index as usize - 1] = self.world.create(who, name);
     }
 

@@ -135,7 +135,7 @@ fn live<M: ServerMemory>(world: &mut World<M>, note: Note<'_, M>) {
         (b, Request::Heartbeat { oldest_pin: 2, flushed: 2, does_chores: false, is_waiting: false }),
         (observer, Request::Heartbeat { oldest_pin: 2, flushed: 2, does_chores: false, is_waiting: false }),
         (b, Request::ReleaseIndex { index: 2, seal: 0 }),
-        (b, Request::FinishDrop { index: 2 }),
+        (b, Request::FinishDrop { index: 2, seals: vec![] }),
         (b, create("third")),
         (b, alloc(3, 0, 4, 2)),
         (b, Request::CloseSession {}),

@@ -167,6 +167,11 @@ impl<M: ServerMemory> World<M> {
         Request::ReleaseIndex { index, seal: self.secret().released(COORDINATOR, index) }
     }
 
+    /// What this server answers when it has released an index, unless it is the coordinator.
+    pub(crate) fn released_by(&self, index: IndexId) -> u64 {
+        self.secret().released_by(COORDINATOR, index, self.config.server)
+    }
+
     /// The victim's term, which the first step of a fence or an adoption answers with.
     pub(crate) fn victim(&mut self, by: SessionId, request: Request) -> u64 {
         match self.ask(by, request.clone()) {

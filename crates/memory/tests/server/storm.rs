@@ -220,7 +220,7 @@ impl Pool {
             21 => Request::IndexReady { index },
             22 => Request::OpenIndex { name, engine: None },
             23 => Request::BeginDrop { name },
-            24 => Request::FinishDrop { index },
+            24 => Request::FinishDrop { index, seals: vec![seal] },
             _ => Request::Evict { victim, term },
         }
     }

@@ -49,7 +49,8 @@ fn an_index_that_lives_is_not_released_anywhere() {
     // The coordinator agreed to this one; whoever repeats it finds it done.
     let release = world.release(2);
     for _ in 0..2 {
-        assert_eq!(world.ask(s(4), release.clone()), Ok(Reply::Released { seal: 0 }));
+        let seal = world.released_by(2);
+        assert_eq!(world.ask(s(4), release.clone()), Ok(Reply::Released { seal }));
     }
     assert_eq!(chunks(&mut world), 1);
 }
@@ -368,7 +369,14 @@ fn no_chunk_is_given_to_an_index_that_is_not_there() {
     let late = world.ask(me, alloc(1));
     assert!(matches!(late, Err(CallError::Control(ControlError::IndexNotReady { .. }))), "{late:?}");
     world.ask(me, Request::ReleaseIndex { index: 1, seal: 0 }).expect("flushed");
-    world.done(me, Request::FinishDrop { index: 1 });
+    // It is gone only when the other server has released it, too: there nobody could any more.
+    let other_server = other();
+    for seals in [vec![], vec![0], vec![other_server.released_by(2)], vec![other_server.released_by(1); 2]] {
+        let early = world.ask(me, Request::FinishDrop { index: 1, seals });
+        assert!(crate::driver::is_bad_request(&early), "{early:?}");
+    }
+    let seals = vec![other_server.released_by(1)];
+    world.done(me, Request::FinishDrop { index: 1, seals });
     assert_eq!(world.ask(me, alloc(1)), unknown(1));
 
     let mut world = other();

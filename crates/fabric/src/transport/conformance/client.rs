@@ -240,8 +240,8 @@ impl Client {
             return Err(Failure::new(format_args!("a drop began, but: {dropping:?}")));
         };
         self.flushed(generation).await?;
-        self.session.release_index(&self.op(), self.catalog).await?;
-        self.control(0, &Request::FinishDrop { index: self.catalog }).await?;
+        let seals = self.session.release_index(&self.op(), self.catalog).await?;
+        self.control(0, &Request::FinishDrop { index: self.catalog, seals }).await?;
         Ok(())
     }
 
