@@ -2,11 +2,13 @@
 //! speak in their name. None of it has an effect, and what comes later goes on.
 
 use crate::driver::{World, outcome, refused, s, understand};
-use farwood_fabric::addr::ServerId;
+use farwood_fabric::addr::{RegionId, ServerId};
 use farwood_fabric::call::{Call, CallError};
 use farwood_fabric::control::{ControlError, Reply, Request};
 use farwood_fabric::region::PoolId;
+use farwood_fabric::server::ServerMemory;
 use farwood_memory::ServerConfig;
+use farwood_memory::layout::Layout;
 
 /// The coordinator and another server of a pool, as far as they have to be told apart here.
 fn coordinator() -> World {
@@ -296,12 +298,8 @@ fn objects_of_others_are_not_freed_with_their_chunk() {
     world.create(author, "one");
     let Ok(Reply::Chunks { offset, .. }) = world.ask(author, alloc(1)) else { panic!() };
     // It claims an object, links it somewhere, and leaves.
-    farwood_fabric::server::ServerMemory::store(
-        &world.memory,
-        farwood_fabric::RegionId::MAIN,
-        offset + farwood_fabric::control::ObjectChunk::BITMAP_OFFSET,
-        1,
-    );
+    let bitmap = offset + farwood_fabric::control::ObjectChunk::BITMAP_OFFSET;
+    world.memory.store(RegionId::MAIN, bitmap, 1);
     world.done(author, Request::CloseSession {});
     let free = Request::FreeChunks { offset, generation: 0 };
     assert!(crate::driver::is_bad_request(&world.ask(wrong, free.clone())), "nobody's, but not empty");
@@ -394,4 +392,23 @@ fn no_chunk_is_given_to_an_index_that_is_not_there() {
     world.ask(me, older).expect("another");
     world.ask(me, alloc(3)).expect("there is memory");
     assert_eq!(world.ask(me, alloc(4)), unknown(4));
+}
+
+#[test]
+fn a_restart_frees_chunks_of_indexes_that_are_not_in_the_catalog() {
+    let mut world = coordinator();
+    let (me, _) = world.open().expect("room");
+    for name in ["a", "b"] {
+        let index = world.create(me, name);
+        world.ask(me, alloc(index)).expect("there is memory");
+    }
+    // As if the second one had been given out without being there.
+    let entry = Layout::new(&world.config).catalog_entry(1);
+    world.memory.store(RegionId::META, entry, 0);
+    world.restart();
+    let (me, _) = world.open().expect("room");
+    let Ok(Reply::ChunkList { chunks, .. }) = world.ask(me, Request::ListChunks { owner: None }) else {
+        panic!()
+    };
+    assert_eq!(chunks.iter().map(|chunk| chunk.index).collect::<Vec<_>>(), [1]);
 }
