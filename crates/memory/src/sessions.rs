@@ -216,9 +216,18 @@ impl SessionTable {
         Ok(session)
     }
 
-    /// A reaper that is dead: fenced or not, adopted or not, it holds nothing that anybody would miss.
+    /// A reaper that is dead: fenced or not, it holds nothing that anybody would miss. If somebody who lives has adopted it, its number
+    /// is free in a moment.
     fn lost_reaper(&self, now: Nanos) -> Option<u16> {
-        (0..self.max()).find(|slot| self.slots[usize::from(*slot)].reaper && self.is_dead(*slot, now))
+        let is_left = |held: Slot| match held.state {
+            State::Adopting { by } => self.slot(by).is_ok_and(|by| self.is_dead(by, now)),
+            _ => true,
+        };
+        let is_lost = |slot: &u16| {
+            let held = self.slots[usize::from(*slot)];
+            held.reaper && self.is_dead(*slot, now) && is_left(held)
+        };
+        (0..self.max()).find(is_lost)
     }
 
     fn is_dead(&self, slot: u16, now: Nanos) -> bool {

@@ -264,6 +264,11 @@ fn dead_reapers_keep_nobody_out_in_whatever_state_they_are() {
     assert_eq!(reapers, [s(15), s(16)]);
     let full = |max, dead| Err(ControlError::SessionsFull { max, dead });
     assert_eq!(table.open(&memory, REAPER, START, 999), full(14, 0), "all live");
+    // Whom somebody who lives cleans up after is left to him.
+    for reaper in &reapers {
+        table.change(&memory, reaper.get() - 1, State::Adopting { by: s(1) });
+    }
+    assert_eq!(table.open(&memory, REAPER, START, 999), full(14, 2), "both are adopted");
     // Both end, and everybody with them.
     for state in [State::Active, State::Fencing, State::Fenced, State::Adopting { by: s(1) }] {
         for reaper in &reapers {
