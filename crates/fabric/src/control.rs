@@ -847,7 +847,7 @@ mod tests {
                 Request::AllocChunks { index, class: 3, object_bytes: 64, count: 1, flushed_through: generation },
                 Request::ListChunks { owner: Some(SessionId::new(7)) },
                 Request::OpenSession { read_only: true, reaper: true, label: Label::new("gateway pid 7 on é") },
-                Request::AttachSession { read_only: true, term: generation, coordinator: index, next_index: 3, seal: 9 },
+                Request::AttachSession { read_only: true, term: generation, coordinator: index, next_index: 3, incarnation: 4, seal: 9 },
                 Request::Fence { victim: SessionId::new(7), term: generation, seal: 1 },
                 Request::FinishAdopt { victim: SessionId::new(7), term: generation, seal: 2 },
             ];
