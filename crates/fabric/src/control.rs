@@ -66,6 +66,10 @@ wire_enum! {
             coordinator: u32,
             /// The number of the next index, as the coordinator said.
             next_index: IndexId,
+            /// The incarnation of the server's memory for which the seal was made; 0: it was made when the session was opened, and is
+            /// not taken by memory that nobody has attached to. Said to the coordinator, who answers with its newest seal: for which
+            /// to make it.
+            incarnation: u32,
             /// The coordinator's seal on all that.
             seal: u64,
         },
@@ -147,7 +151,7 @@ wire_enum! {
         FreeChunks = 14 {
             /// Their offset in main memory.
             offset: u64,
-            /// The flush that has to be through first.
+            /// The flush that has to be through first: at most the next one. The coordinator takes its newest for any before.
             generation: u64,
         },
         /// Lists chunks in use, of one owner or of all. -> `ChunkList`
@@ -195,6 +199,8 @@ wire_enum! {
         FinishDrop = 22 {
             /// Which.
             index: IndexId,
+            /// What the other servers answered to `ReleaseIndex`, in the order of their numbers.
+            seals: Vec<u64>,
         },
         /// (Coordinator) All sessions. -> `Sessions`
         ListSessions = 23 {},
@@ -307,7 +313,8 @@ wire_enum! {
         },
         /// An index's chunks are free.
         Released = 13 {
-            /// (Coordinator) Its seal, by which other servers know that it is so. It stays valid: no number is used twice.
+            /// (Coordinator) Its seal, by which other servers know that it is so. It stays valid: no number is used twice. (Other servers)
+            /// A seal by which the coordinator knows that they have done it.
             seal: u64,
         },
     }
@@ -445,8 +452,8 @@ pub const SESSION_ENTRY_BYTES: u64 = 32;
 /// The first word of a session's entry in the coordinator's META.
 ///
 /// ```text
-/// 63    32 31       16 15  10 9        8           7     0
-/// [ zero ] [ adopter ] [ zero ] [ lost ] [ read only ] [ state ]      state 0: nobody has the number
+/// 63    32 31       16 15  11 10       9        8           7     0
+/// [ zero ] [ adopter ] [ zero ] [ reaper ] [ lost ] [ read only ] [ state ]      state 0: nobody has the number
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SessionWord {
@@ -456,6 +463,8 @@ pub struct SessionWord {
     pub read_only: bool,
     /// Its lease has run out, or its process is gone. A hint: a late heartbeat takes it back.
     pub is_lost: bool,
+    /// It came to recover others and holds nothing.
+    pub reaper: bool,
     /// Who cleans up after it, in state [`SessionState::Adopting`].
     pub adopter: SessionId,
 }
@@ -479,7 +488,8 @@ impl SessionWord {
             _ => return None,
         };
         let adopter = SessionId::new(u16::try_from(raw >> 16 & 0xffff).unwrap_or(0));
-        let word = Self { state, read_only: raw >> 8 & 1 == 1, is_lost: raw >> 9 & 1 == 1, adopter };
+        let [read_only, is_lost, reaper] = [8, 9, 10].map(|bit| raw >> bit & 1 == 1);
+        let word = Self { state, read_only, is_lost, reaper, adopter };
         (word.to_raw() == raw).then_some(word)
     }
 
@@ -495,6 +505,7 @@ impl SessionWord {
         state
             | u64::from(self.read_only) << 8
             | u64::from(self.is_lost) << 9
+            | u64::from(self.reaper) << 10
             | u64::from(self.adopter.get()) << 16
     }
 
@@ -558,6 +569,8 @@ wire_enum! {
         SessionsFull = 4 {
             /// That many.
             max: u16,
+            /// So many of them are dead, and nobody has cleaned up after them yet.
+            dead: u16,
         },
         /// The caller was fenced.
         SessionFenced = 5 {
@@ -639,6 +652,13 @@ wire_enum! {
             /// On which server.
             server: ServerId,
         },
+        /// Nobody has attached to this server's memory yet: whoever is the first has to bring a seal that was made for it.
+        Unbound = 19 {
+            /// Which server.
+            server: ServerId,
+            /// The incarnation of its memory.
+            incarnation: u32,
+        },
     }
 }
 
@@ -657,9 +677,14 @@ impl fmt::Display for ControlError {
                 write!(f, "only server {server} keeps sessions and the catalog; ask it")
             }
             Self::NoSuchSession { session } => write!(f, "there is no session {session}; open one"),
-            Self::SessionsFull { max } => {
+            Self::SessionsFull { max, dead: 0 } => {
                 write!(f, "all {max} sessions are in use; close one, or start the pool with more")
             }
+            Self::SessionsFull { max, dead } => write!(
+                f,
+                "all {max} sessions are in use, {dead} of them by sessions that are dead and wait to be recovered; try again \
+                 in a moment: whoever joins recovers them, with the engines of all indexes"
+            ),
             Self::SessionFenced { session } => {
                 write!(f, "session {session} was fenced after its lease ran out; open a new session")
             }
@@ -696,6 +721,11 @@ impl fmt::Display for ControlError {
             Self::CatalogFull { max } => {
                 write!(f, "the catalog holds {max} indexes already; drop one, or start the pool with more")
             }
+            Self::Unbound { server, .. } => write!(
+                f,
+                "server {server} has empty memory, and what the caller brings from the coordinator may be older than that; let the \
+                 coordinator seal it anew for this memory"
+            ),
             Self::BadName { why } => write!(f, "the catalog cannot store that: {why}"),
             Self::BadRequest { why } => write!(f, "the memory server refused a request: {why}"),
             Self::DropPending { name } => {
@@ -817,7 +847,7 @@ mod tests {
                 Request::AllocChunks { index, class: 3, object_bytes: 64, count: 1, flushed_through: generation },
                 Request::ListChunks { owner: Some(SessionId::new(7)) },
                 Request::OpenSession { read_only: true, reaper: true, label: Label::new("gateway pid 7 on é") },
-                Request::AttachSession { read_only: true, term: generation, coordinator: index, next_index: 3, seal: 9 },
+                Request::AttachSession { read_only: true, term: generation, coordinator: index, next_index: 3, incarnation: 4, seal: 9 },
                 Request::Fence { victim: SessionId::new(7), term: generation, seal: 1 },
                 Request::FinishAdopt { victim: SessionId::new(7), term: generation, seal: 2 },
             ];

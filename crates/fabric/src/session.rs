@@ -25,7 +25,7 @@ use crate::addr::{GlobalAddr, ServerId, SessionId};
 use crate::call::Principal;
 use crate::clock::{Nanos, SECOND};
 use crate::control::{
-    Chore, ChunkInfo, ControlError, Epochs, IndexId, Reply, Request, SessionInfo, SessionWord,
+    Chore, ChunkInfo, ControlError, Epochs, IndexId, IndexInfo, Reply, Request, SessionInfo, SessionWord,
 };
 use crate::endpoint::{Endpoint, Op};
 use crate::error::FabricError;
@@ -78,6 +78,7 @@ struct Inner {
     id: SessionId,
     term: u64,
     ticket: u64,
+    opening: Opening,
     /// Servers that came back empty: indexes with numbers below these have lost what they had there.
     emptied: Vec<(ServerId, IndexId)>,
     lease_ns: Nanos,
@@ -152,6 +153,42 @@ pub struct Estate {
     pub journals: Vec<GlobalAddr>,
 }
 
+/// What a session says to the servers of its pool to be let in, under the coordinator's seal.
+#[derive(Clone, Copy, Debug)]
+struct Opening {
+    read_only: bool,
+    term: u64,
+    coordinator: u32,
+    next_index: IndexId,
+    seal: u64,
+}
+
+impl Opening {
+    fn request(self, incarnation: u32) -> Request {
+        let Self { read_only, term, coordinator, next_index, seal } = self;
+        Request::AttachSession { read_only, term, coordinator, next_index, incarnation, seal }
+    }
+
+    /// The same as the coordinator says and seals it now, for the memory of one server.
+    async fn renewed(self, op: &Op, incarnation: u32) -> Result<Self, FabricError> {
+        match op.control(ServerId::COORDINATOR, &self.request(incarnation)).await? {
+            Reply::Session { next_index, seal, .. } => Ok(Self { next_index, seal, ..self }),
+            _ => Err(crate::call::CallError::Malformed.into()),
+        }
+    }
+
+    async fn attach(self, op: &Op, server: ServerId) -> Result<Reply, FabricError> {
+        let attached = op.control(server, &self.request(0)).await;
+        match attached.as_ref().map_err(FabricError::control) {
+            Err(Some(ControlError::Unbound { incarnation, .. })) => {
+                let renewed = self.renewed(op, *incarnation).await?;
+                op.control(server, &renewed.request(*incarnation)).await
+            }
+            _ => attached,
+        }
+    }
+}
+
 /// A settlement under way.
 #[derive(Debug)]
 pub(crate) struct Settling {
@@ -184,10 +221,10 @@ impl Session {
         let member = Endpoint::near(cluster.connect_to_call(who)?, who, &executor);
         let view = cluster.view();
         let coordinator = view.servers.get(ServerId::COORDINATOR.index()).map_or(0, |one| one.incarnation);
-        let attach = Request::AttachSession { read_only, term, coordinator, next_index, seal };
+        let opening = Opening { read_only, term, coordinator, next_index, seal };
         let mut emptied = Vec::new();
         for server in servers.iter().copied().filter(|s| *s != ServerId::COORDINATOR) {
-            let error = match member.op().control(server, &attach).await {
+            let error = match opening.attach(&member.op(), server).await {
                 Ok(Reply::Session { journal, lost_below, .. }) => {
                     journals.push(journal);
                     if lost_below > 1 {
@@ -215,6 +252,7 @@ impl Session {
             id,
             term,
             ticket,
+            opening,
             emptied,
             lease_ns,
             journals,
@@ -681,15 +719,41 @@ impl Session {
         Ok(())
     }
 
+    /// Enters a new index in the catalog, and tells the other servers under the coordinator's seal: they give memory to no index of which
+    /// they have not heard. If that fails, the index is dropped when the session ends.
+    pub async fn create_index(
+        &self,
+        op: &Op,
+        name: &str,
+        engine: &str,
+        config: &[u8],
+    ) -> Result<IndexInfo, FabricError> {
+        let (name, engine, config) = (name.to_owned(), engine.to_owned(), config.to_vec());
+        let created =
+            op.control(ServerId::COORDINATOR, &Request::CreateIndex { name, engine, config }).await?;
+        let Reply::Index { info } = created else { return Err(crate::call::CallError::Malformed.into()) };
+        if self.inner.servers.len() > 1 {
+            let renewed = self.inner.opening.renewed(op, 0).await?;
+            for server in self.others() {
+                renewed.attach(op, server).await?;
+            }
+        }
+        Ok(info)
+    }
+
     /// Frees the chunks of a dropped index on every server. The coordinator, which knows whether every session has let go of it, is asked
-    /// first; the others take its word. Whoever does it again finds it done.
-    pub async fn release_index(&self, op: &Op, index: IndexId) -> Result<(), FabricError> {
+    /// first; the others take its word. Whoever does it again finds it done. Returns what `FinishDrop` proves that with.
+    pub async fn release_index(&self, op: &Op, index: IndexId) -> Result<Vec<u64>, FabricError> {
         let asked = op.control(ServerId::COORDINATOR, &Request::ReleaseIndex { index, seal: 0 }).await?;
         let Reply::Released { seal } = asked else { return Err(crate::call::CallError::Malformed.into()) };
+        let mut seals = Vec::new();
         for server in self.others() {
-            op.control(server, &Request::ReleaseIndex { index, seal }).await?;
+            match op.control(server, &Request::ReleaseIndex { index, seal }).await? {
+                Reply::Released { seal } => seals.push(seal),
+                _ => return Err(crate::call::CallError::Malformed.into()),
+            }
         }
-        Ok(())
+        Ok(seals)
     }
 
     /// Takes on the clean-up after a fenced session: its chunks become nobody's and are listed. The caller deals with the

@@ -207,8 +207,7 @@ impl Pool {
         engine: &str,
         config: &[u8],
     ) -> Result<IndexInfo, FabricError> {
-        let (name, engine, config) = (name.to_owned(), engine.to_owned(), config.to_vec());
-        index_of(op.control(ServerId::COORDINATOR, &Request::CreateIndex { name, engine, config }).await?)
+        self.session.create_index(op, name, engine, config).await
     }
 
     /// Lets others open an index whose layout is in place.
@@ -265,8 +264,8 @@ impl Pool {
 
     /// Releases a dropped index on every server. Whoever does it again finds it done.
     pub(crate) async fn finish_drop(&self, op: &Op, index: IndexId) -> Result<(), FabricError> {
-        self.session.release_index(op, index).await?;
-        match op.control(ServerId::COORDINATOR, &Request::FinishDrop { index }).await {
+        let seals = self.session.release_index(op, index).await?;
+        match op.control(ServerId::COORDINATOR, &Request::FinishDrop { index, seals }).await {
             Err(error) if matches!(error.control(), Some(ControlError::NoSuchIndex { .. })) => Ok(()),
             finished => finished.map(drop),
         }

@@ -107,7 +107,8 @@ impl Far {
         let endpoint = session.endpoint().expect("an endpoint");
         let op = endpoint.op();
         let count = u32::try_from(working_set.div_ceil(8 << 20)).expect("few chunks");
-        let request = Request::AllocChunks { index: 1, class: 0, object_bytes: 0, count, flushed_through: 0 };
+        let index = session.create_index(&op, "cost", "none", &[]).await.expect("created").id;
+        let request = Request::AllocChunks { index, class: 0, object_bytes: 0, count, flushed_through: 0 };
         let Ok(Reply::Chunks { offset, .. }) = op.control(ServerId::new(0), &request).await else {
             panic!("no memory");
         };

@@ -82,7 +82,15 @@ impl Catalog {
         Ok(self.commit(memory, slot, entry))
     }
 
-    /// The number of the next index.
+    /// (Other servers) The coordinator's seal says that the next index gets this number.
+    pub(crate) fn learn(&mut self, memory: &dyn ServerMemory, next_index: IndexId) {
+        if u64::from(next_index) > self.next_id {
+            self.next_id = u64::from(next_index);
+            layout::store(memory, superblock::NEXT_INDEX_AT, self.next_id);
+        }
+    }
+
+    /// The number of the next index, as far as this server knows.
     pub(crate) fn next_id(&self) -> IndexId {
         IndexId::try_from(self.next_id).unwrap_or(IndexId::MAX)
     }
@@ -173,6 +181,15 @@ impl Catalog {
     /// Whether there is such an index, in whatever state.
     pub(crate) fn contains(&self, id: IndexId) -> bool {
         self.find_id(id).is_ok()
+    }
+
+    /// Whether this index may be given chunks: it is there, and not every session has let go of it.
+    pub(crate) fn check_serves(&self, id: IndexId, flushed_through: u64) -> Result<(), ControlError> {
+        let (_, entry) = self.find_id(id)?;
+        if entry.state == IndexState::Dropping && entry.drop_generation <= flushed_through {
+            return Err(ControlError::IndexNotReady { name: entry.name.clone(), state: entry.state });
+        }
+        Ok(())
     }
 
     /// Whether the chunks of this index may be released: it is unknown (dropped before), or its drop has waited.

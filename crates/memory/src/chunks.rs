@@ -63,6 +63,14 @@ impl Extent {
             Self::Used { count, .. } | Self::Freed { count, .. } => count,
         }
     }
+
+    /// The index that it serves.
+    fn index(self) -> Option<IndexId> {
+        match self {
+            Self::Free | Self::Within => None,
+            Self::Used { kind, .. } | Self::Freed { kind, .. } => Some(kind.index),
+        }
+    }
 }
 
 /// What somebody asks for.
@@ -249,7 +257,12 @@ impl ChunkTable {
     /// Frees all chunks of an index for any use: the drop has waited for a flush. A crash on the way leaves some
     /// released and some not; asking again finishes it.
     pub(crate) fn release(&mut self, memory: &dyn ServerMemory, index: IndexId) {
-        let heads: Vec<_> = self.heads().filter(|(_, extent)| serves(*extent, index)).collect();
+        self.release_all(memory, |other| other == index);
+    }
+
+    /// The same for all indexes for which `is_gone` holds.
+    pub(crate) fn release_all(&mut self, memory: &dyn ServerMemory, is_gone: impl Fn(IndexId) -> bool) {
+        let heads: Vec<_> = self.heads().filter(|(_, extent)| extent.index().is_some_and(&is_gone)).collect();
         for (at, _) in heads {
             self.dissolve(memory, at);
         }
@@ -257,7 +270,7 @@ impl ChunkTable {
 
     /// Whether the index still has chunks here.
     pub(crate) fn any_of(&self, index: IndexId) -> bool {
-        self.heads().any(|(_, extent)| serves(extent, index))
+        self.heads().any(|(_, extent)| extent.index() == Some(index))
     }
 
     /// Chunks in use, of one owner or of all.
@@ -497,10 +510,6 @@ fn load_extent(memory: &dyn ServerMemory, layout: &Layout, at: u32) -> Option<Ex
         STATE_FREED => Some(Extent::Freed { kind, count, generation }),
         _ => None,
     }
-}
-
-fn serves(extent: Extent, index: IndexId) -> bool {
-    matches!(extent, Extent::Used { kind, .. } | Extent::Freed { kind, .. } if kind.index == index)
 }
 
 fn bad(why: impl Into<String>) -> ControlError {

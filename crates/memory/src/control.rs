@@ -15,7 +15,7 @@ use farwood_fabric::call::{Call, CallError, Principal};
 use farwood_fabric::clock::{MILLISECOND, Nanos};
 use farwood_fabric::control::{Chore, ControlError, Epochs, IndexId, Reply, Request, SessionInfo};
 use farwood_fabric::pool_clock::UnixMillis;
-use farwood_fabric::region::Permissions;
+use farwood_fabric::region::{Identity, Permissions};
 use farwood_fabric::server::ServerMemory;
 use farwood_fabric::status::Tables;
 
@@ -57,15 +57,21 @@ impl Server {
         (caller, term): (SessionId, u64),
         request: &Request,
     ) -> Result<Answer, CallError> {
-        if let Request::AttachSession { read_only, term, coordinator, next_index, seal } = *request {
-            let opened = Opened { term, read_only, next_index };
-            // Whoever comes again is told its ticket again, so this has to be proven on the coordinator, too.
-            let of = if self.is_coordinator() { self.identity.incarnation } else { coordinator };
+        if let Request::AttachSession { read_only, term, coordinator, next_index, incarnation, seal } =
+            *request
+        {
+            // Whoever comes again is told its ticket again, so this has to be proven on the coordinator, too: by its first seal.
+            let (of, sealed_for) = if self.is_coordinator() {
+                (self.identity.incarnation, 0)
+            } else {
+                (coordinator, incarnation)
+            };
+            let opened = Opened { term, read_only, next_index, incarnation: sealed_for };
             self.check_seal(seal, self.config.secret.opened(of, caller, opened))?;
             if !self.is_coordinator() {
-                self.check_coordinators(memory, coordinator, next_index)?;
+                self.check_coordinators(memory, coordinator, next_index, incarnation)?;
             }
-            return self.attach(memory, caller, term, read_only);
+            return self.attach(memory, caller, opened, incarnation);
         }
         let stranger = caller.is_none() || self.sessions.state(caller) == State::Free;
         if !stranger {
@@ -75,21 +81,28 @@ impl Server {
     }
 
     /// What is here belongs to the memory of one coordinator: its terms and its catalog say what it means. One that comes back with
-    /// empty memory begins to count anew. Whoever is new here himself had nothing of the indexes that there were before.
+    /// empty memory begins to count anew. Whoever is new here himself had nothing of the indexes that there were before: how many those
+    /// are must have been said after this memory was there, since a session may bring a seal that is older than the indexes.
     fn check_coordinators(
         &mut self,
         memory: &dyn ServerMemory,
         coordinator: u32,
         next_index: IndexId,
+        sealed_for: u32,
     ) -> Result<(), ControlError> {
         let known = layout::load(memory, superblock::COORDINATOR_AT);
         if known == 0 {
+            let Identity { server, incarnation, .. } = self.identity;
+            if sealed_for != incarnation {
+                return Err(ControlError::Unbound { server, incarnation });
+            }
             self.lost_below = next_index;
             layout::store(memory, superblock::LOST_BELOW_AT, u64::from(next_index));
             layout::store(memory, superblock::COORDINATOR_AT, u64::from(coordinator));
         } else if known != u64::from(coordinator) {
             return Err(ControlError::OtherCoordinator { server: self.identity.server });
         }
+        self.catalog.learn(memory, next_index);
         Ok(())
     }
 
@@ -116,8 +129,8 @@ impl Server {
         &mut self,
         memory: &dyn ServerMemory,
         caller: SessionId,
-        term: u64,
-        read_only: bool,
+        Opened { term, read_only, .. }: Opened,
+        seal_for: u32,
     ) -> Result<Answer, CallError> {
         let mut fence = None;
         if self.sessions.check_attach(caller, term)? == Attach::Instead {
@@ -132,7 +145,7 @@ impl Server {
             self.clean_up(memory, caller)?;
         }
         self.sessions.attach(memory, caller, term, read_only)?;
-        Ok(Answer { fence, ..self.welcome(memory, caller, read_only)? })
+        Ok(Answer { fence, ..self.welcome(memory, caller, read_only, seal_for)? })
     }
 
     /// Everything else; the caller is active, or nobody yet and opens a session.
@@ -207,7 +220,10 @@ impl Server {
         self.clock.join(session, progress);
         self.labels.enter(session, self.sessions.term(session), label, now);
         // One that takes the place of a lost reaper shuts it out here, and elsewhere when it attaches.
-        Ok(Answer { fence: kind.reaper.then_some(session), ..self.welcome(memory, session, kind.read_only)? })
+        Ok(Answer {
+            fence: kind.reaper.then_some(session),
+            ..self.welcome(memory, session, kind.read_only, 0)?
+        })
     }
 
     /// The caller leaves. Its procedures write on its behalf, so it has to wait for them.
@@ -376,6 +392,7 @@ impl Server {
         match *request {
             Request::AllocChunks { index, class, object_bytes, count, flushed_through } => {
                 let kind = ChunkType { index, class, object_bytes };
+                self.check_index(index)?;
                 // The coordinator knows better than any client; the others can only believe it.
                 let known = self.is_coordinator().then(|| self.clock.epochs().flushed_through);
                 let flushed_through = flushed_through.min(known.unwrap_or(u64::MAX));
@@ -384,6 +401,7 @@ impl Server {
                 Ok(Reply::Chunks { offset: handed.offset, inherited: handed.inherited })
             }
             Request::FreeChunks { offset, generation } => {
+                let generation = self.check_generation(generation)?;
                 self.chunks.free(memory, caller, offset, generation)?;
                 Ok(Reply::Done {})
             }
@@ -393,17 +411,48 @@ impl Server {
                 free: self.chunks.free_chunks(),
             }),
             Request::ReleaseIndex { index, seal } => {
-                let right = self.config.secret.released(self.coordinator(memory), index);
-                if self.is_coordinator() {
+                let (secret, coordinator) = (self.config.secret, self.coordinator(memory));
+                let right = secret.released(coordinator, index);
+                let answer = if self.is_coordinator() {
                     self.catalog.check_released(index, self.clock.epochs().flushed_through)?;
+                    right
                 } else {
                     self.check_seal(seal, right)?;
-                }
+                    secret.released_by(coordinator, index, self.identity.server)
+                };
                 self.chunks.release(memory, index);
-                Ok(Reply::Released { seal: if self.is_coordinator() { right } else { 0 } })
+                Ok(Reply::Released { seal: answer })
             }
             _ => Err(bad("no request about chunks")),
         }
+    }
+
+    /// Whether the index may have chunks here: what is given to one that does not exist, nobody ever releases. The other servers know which
+    /// numbers were given out: whoever creates an index tells them before it asks for memory.
+    fn check_index(&self, index: IndexId) -> Result<(), ControlError> {
+        if self.is_coordinator() {
+            return self.catalog.check_serves(index, self.clock.epochs().flushed_through);
+        }
+        if index < self.catalog.next_id() {
+            Ok(())
+        } else {
+            Err(ControlError::NoSuchIndex { name: format!("#{index}") })
+        }
+    }
+
+    /// The flush that a chunk freed now waits for. The coordinator, which announces them, takes none before its newest, and none
+    /// beyond the next, which might never come. The others can only believe the caller.
+    fn check_generation(&self, generation: u64) -> Result<u64, ControlError> {
+        if !self.is_coordinator() {
+            return Ok(generation);
+        }
+        let flush = self.clock.epochs().flush;
+        if generation > flush.saturating_add(1) {
+            return Err(bad(format!(
+                "flush {generation} was not announced, {flush} was; request one and name that"
+            )));
+        }
+        Ok(generation.max(flush))
     }
 
     fn catalog_request(
@@ -434,10 +483,13 @@ impl Server {
                 let info = self.catalog.begin_drop(memory, &name, generation)?;
                 Ok(Reply::Dropping { info, generation })
             }
-            Request::FinishDrop { index } => {
+            Request::FinishDrop { index, seals } => {
                 let flushed_through = self.clock.epochs().flushed_through;
                 self.catalog.check_released(index, flushed_through)?;
-                if self.catalog.contains(index) && self.chunks.any_of(index) {
+                let (secret, coordinator) = (self.config.secret, self.identity.incarnation);
+                let others = (1..self.config.servers).map(ServerId::new);
+                let are_done = others.map(|server| secret.released_by(coordinator, index, server)).eq(seals);
+                if self.catalog.contains(index) && (self.chunks.any_of(index) || !are_done) {
                     return Err(bad(format!(
                         "index #{index} still has chunks; release it on every server first"
                     )));
@@ -454,13 +506,14 @@ impl Server {
         memory: &dyn ServerMemory,
         session: SessionId,
         read_only: bool,
+        seal_for: u32,
     ) -> Result<Answer, ControlError> {
         let permissions = if read_only { Permissions::READ } else { Permissions::ALL };
         let (is_coordinator, coordinator) = (self.is_coordinator(), self.coordinator(memory));
         let (secret, term) = (self.config.secret, self.sessions.term(session));
         let ticket = secret.ticket(coordinator, session, term);
         let next_index = if is_coordinator { self.catalog.next_id() } else { 0 };
-        let opened = Opened { term, read_only, next_index };
+        let opened = Opened { term, read_only, next_index, incarnation: seal_for };
         let reply = Reply::Session {
             session,
             term,

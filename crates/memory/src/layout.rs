@@ -19,7 +19,8 @@
 //! +40  chunk_bytes      8 B
 //! +48  chunks           8 B
 //! +56  lock_bytes       8 B
-//! +64  next index id    8 B   stored before the entry that uses the id: a crash skips ids, never repeats one
+//! +64  next index id    8 B   stored before the entry that uses the id: a crash skips ids, never repeats one; on other servers,
+//!                             the highest that a seal of the coordinator's has said
 //! +72  epoch            8 B   \ grow; stored before anybody is told
 //! +80  flush generation 8 B   /
 //! +88  next session     8 B   the slot where the search for a free number begins
@@ -27,7 +28,7 @@
 //! +104 coordinator      8 B   the incarnation of the coordinator whose sessions come here; 0: none came yet
 //!
 //! session entry
-//! +0   state            1 B   | read only 1 bit, lost 1 bit | adopter 2 B | zero 4 B      <- commit word
+//! +0   state            1 B   | read only, lost, reaper 1 bit each | adopter 2 B | zero 4 B      <- commit word
 //! +8   oldest pin       8 B   \ grow; a crash between them leaves older, that is safer, values
 //! +16  flushed          8 B   /
 //! +24  term             8 B   of the session; in state free, of the last one known here (0: none); only grows
@@ -334,7 +335,7 @@ fn shape_word(config: &ServerConfig) -> u64 {
     u64::from(config.max_sessions) << 32 | u64::from(config.max_indexes) << 48
 }
 
-fn low_half(value: u128) -> u64 {
+pub(crate) fn low_half(value: u128) -> u64 {
     value.to_le_bytes().first_chunk().map_or(0, |half| u64::from_le_bytes(*half))
 }
 

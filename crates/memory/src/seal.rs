@@ -4,13 +4,17 @@
 //! index was dropped) comes to the others by clients, any of which may be wrong. So the coordinator adds a keyed hash of its decision, and
 //! the others check it: SipHash-2-4, whose key is a secret that all servers of a pool have. A client that lacks the secret
 //! would have to guess 64 bits, one call for each guess. Clients that know the token and a pool without a secret of its own can compute the
-//! key; then seals keep out whatever is wrong, and not whoever is bent on harm.
+//! key; then seals keep out whatever is wrong, and not whoever is bent on harm. The other way goes one
+//! thing only: a server that has released a dropped index seals that, so that the coordinator forgets no index that has chunks elsewhere.
 //!
 //! A seal never expires, so nothing is sealed that could come to mean something else: terms and numbers of indexes are used once,
-//! and all are those of one memory of the coordinator (its incarnation).
+//! and all are those of one memory of the coordinator (its incarnation) and of one pool: the key is derived from the secret and the
+//! pool's id, since several pools may have one secret.
 
-use farwood_fabric::addr::SessionId;
+use crate::layout::low_half;
+use farwood_fabric::addr::{ServerId, SessionId};
 use farwood_fabric::control::IndexId;
+use farwood_fabric::region::PoolId;
 use std::fmt;
 
 /// What the servers of a pool know, and clients do not.
@@ -29,6 +33,13 @@ impl Secret {
         Self([siphash([1, 1], &words), siphash([2, 2], &words)])
     }
 
+    /// The one that the servers of this pool seal with: other pools may have been given the same bytes.
+    #[must_use]
+    pub fn of_pool(self, pool: PoolId) -> Self {
+        let halves = [pool.0, pool.0 >> 64].map(low_half);
+        Self([3, 4].map(|number| siphash(self.0, &[number, halves[0], halves[1]])))
+    }
+
     fn seal(self, what: What, coordinator: u32, words: [u64; 4]) -> u64 {
         let [a, b, c, d] = words;
         siphash(self.0, &[what as u64, u64::from(coordinator), a, b, c, d])
@@ -41,8 +52,9 @@ impl Secret {
 
     /// A session was opened, and how.
     pub fn opened(self, coordinator: u32, session: SessionId, opened: Opened) -> u64 {
-        let Opened { term, read_only, next_index } = opened;
-        let words = [u64::from(session.get()), term, u64::from(read_only), u64::from(next_index)];
+        let Opened { term, read_only, next_index, incarnation } = opened;
+        let numbers = u64::from(next_index) | u64::from(incarnation) << 32;
+        let words = [u64::from(session.get()), term, u64::from(read_only), numbers];
         self.seal(What::Opened, coordinator, words)
     }
 
@@ -60,6 +72,11 @@ impl Secret {
     ) -> u64 {
         let words = [u64::from(victim.get()), term, u64::from(by.get()), by_term];
         self.seal(What::Adoption, coordinator, words)
+    }
+
+    /// This server has released a dropped index. The one thing that another server than the coordinator seals.
+    pub fn released_by(self, coordinator: u32, index: IndexId, server: ServerId) -> u64 {
+        self.seal(What::ReleasedBy, coordinator, [u64::from(index), u64::from(server.get()), 0, 0])
     }
 
     /// An index was dropped, and every session has let go of it.
@@ -84,6 +101,8 @@ pub struct Opened {
     pub read_only: bool,
     /// The number that the next index gets.
     pub next_index: IndexId,
+    /// The incarnation of another server's memory that was there when this was said; 0: of none.
+    pub incarnation: u32,
 }
 
 /// So that a seal on one thing is none on another.
@@ -94,6 +113,7 @@ enum What {
     Fence,
     Adoption,
     Released,
+    ReleasedBy,
 }
 
 /// SipHash-2-4 of words, each as eight bytes, the low one first (Aumasson and Bernstein, 2012).
@@ -145,20 +165,25 @@ mod tests {
     fn a_seal_is_for_one_thing() {
         let (a, b) = (Secret::from_bytes(b"token"), Secret::from_bytes(b"token\0"));
         let (one, two) = (SessionId::new(1), SessionId::new(2));
-        let opened = Opened { term: 3, read_only: true, next_index: 1 };
+        let opened = Opened { term: 3, read_only: true, next_index: 1, incarnation: 0 };
         let mut seals = vec![
             a.ticket(7, one, 3),
             a.ticket(8, one, 3),
             a.ticket(7, one, 4),
             a.ticket(7, two, 3),
             b.ticket(7, one, 3),
+            a.of_pool(PoolId(1)).ticket(7, one, 3),
+            a.of_pool(PoolId(1 << 64)).ticket(7, one, 3),
             a.fence(7, one, 3),
             a.adoption(7, (one, 3), (two, 4)),
             a.adoption(7, (one, 3), (two, 5)),
             a.released(7, 3),
+            a.released_by(7, 3, ServerId::new(1)),
+            a.released_by(7, 3, ServerId::new(2)),
             a.opened(7, one, opened),
             a.opened(7, one, Opened { read_only: false, ..opened }),
             a.opened(7, one, Opened { next_index: 2, ..opened }),
+            a.opened(7, one, Opened { incarnation: 1, ..opened }),
         ];
         let count = seals.len();
         seals.sort_unstable();

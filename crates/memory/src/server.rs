@@ -147,6 +147,7 @@ impl Server {
         if config.any_pool {
             config.pool = layout::pool(memory);
         }
+        config.secret = config.secret.of_pool(config.pool);
         let config = &config;
         let incarnation = layout::recognise(memory, config)?;
         let (sessions, known) = SessionTable::load(memory, config)?;
@@ -188,6 +189,7 @@ impl Server {
         };
         server.sessions.repair(memory);
         server.disown_the_gone(memory);
+        server.release_the_unknown(memory);
         server.drop_orphans(memory);
         Ok(server)
     }
@@ -199,6 +201,15 @@ impl Server {
             if self.sessions.state(owner) == State::Free {
                 self.chunks.disown(memory, owner);
             }
+        }
+    }
+
+    /// (Coordinator) Chunks of indexes that are not in the catalog become free. Such an index never was, or was dropped when every session
+    /// had let go of it; nobody would release them later.
+    fn release_the_unknown(&mut self, memory: &dyn ServerMemory) {
+        if self.config.is_coordinator() {
+            let catalog = &self.catalog;
+            self.chunks.release_all(memory, |index| !catalog.contains(index));
         }
     }
 

@@ -35,9 +35,11 @@
 //! idempotent and the adoption is one session's at a time. It is offered to somebody else after a while.
 //!
 //! **Kept back.** The last [`KEPT_BACK`] free numbers are for sessions that come to recover others (`reaper`), so that a pool
-//! full of dead sessions lets somebody in to clean it. Reapers own nothing. If those numbers are taken by dead reapers,
-//! a new one takes the place of a lost one: it has the same number and a newer term, goes on with the adoptions
-//! of its predecessor, and fences it on every server by attaching there.
+//! full of dead sessions lets somebody in to clean it. Only that many reapers may take them: whoever comes beside those is let in like
+//! any other session. So free numbers and reapers together are never fewer than [`KEPT_BACK`], and where no number is free there are
+//! reapers. Reapers own nothing. If they are dead, in whatever state, a new one takes the place of one of them: it has the
+//! same number and a newer term, goes on with the adoptions that its predecessor had not given up, and fences it on every server
+//! by attaching there. An adopter of the predecessor learns that its victim is gone.
 //!
 //! Invariants: a state is committed by the first word of its entry; a slot's term only grows; whoever leaves `Active`
 //! or `Fencing` gives up its adoptions in the stores before, so an adopter is always a session that may still act.
@@ -192,13 +194,15 @@ impl SessionTable {
             })
             .filter(|slot| self.slots[usize::from(*slot)].state == State::Free)
             .take(usize::from(KEPT_BACK) + 1);
-        let kept_back = if reaper { 0 } else { KEPT_BACK.min(max / 8) };
         let (first, behind) = (free.next(), free.count());
-        let slot = match first.filter(|_| behind >= usize::from(kept_back)) {
-            Some(slot) => slot,
-            None if reaper => self.lost_reaper(now).ok_or(ControlError::SessionsFull { max })?,
-            None => return Err(ControlError::SessionsFull { max: max - kept_back }),
-        };
+        let reapers = self.slots.iter().filter(|held| held.reaper && held.state != State::Free).count();
+        let takes_all = reaper && reapers < usize::from(KEPT_BACK);
+        let kept_back = if takes_all { 0 } else { KEPT_BACK.min(max / 8) };
+        let slot = first.filter(|_| behind >= usize::from(kept_back));
+        let slot = slot.or_else(|| if reaper { self.lost_reaper(now) } else { None }).ok_or_else(|| {
+            let dead = (0..max).filter(|slot| self.is_dead(*slot, now)).count();
+            ControlError::SessionsFull { max: max - kept_back, dead: u16::try_from(dead).unwrap_or(max) }
+        })?;
         self.next_slot = (slot + 1) % max;
         layout::store(memory, superblock::NEXT_SLOT_AT, u64::from(self.next_slot));
         let term = self.next_term;
@@ -212,13 +216,26 @@ impl SessionTable {
         Ok(session)
     }
 
-    /// A reaper that is not fenced yet and whose lease has run out.
+    /// A reaper that is dead: fenced or not, it holds nothing that anybody would miss. If somebody who lives has adopted it, its number
+    /// is free in a moment.
     fn lost_reaper(&self, now: Nanos) -> Option<u16> {
+        let is_left = |held: Slot| match held.state {
+            State::Adopting { by } => self.slot(by).is_ok_and(|by| self.is_dead(by, now)),
+            _ => true,
+        };
         let is_lost = |slot: &u16| {
             let held = self.slots[usize::from(*slot)];
-            held.reaper && held.state == State::Active && self.lease_left_ns(*slot, now) == 0
+            held.reaper && self.is_dead(*slot, now) && is_left(held)
         };
         (0..self.max()).find(is_lost)
+    }
+
+    fn is_dead(&self, slot: u16, now: Nanos) -> bool {
+        match self.slots[usize::from(slot)].state {
+            State::Free => false,
+            State::Active => self.lease_left_ns(slot, now) == 0,
+            State::Fencing | State::Fenced | State::Adopting { .. } => true,
+        }
     }
 
     /// (Coordinator) Notes in the table whose lease has run out, for those who wait for their locks.
@@ -247,11 +264,7 @@ impl SessionTable {
     }
 
     fn needs_fence(&self, slot: u16, now: Nanos) -> bool {
-        match self.slots[usize::from(slot)].state {
-            State::Free | State::Adopting { .. } => false,
-            State::Active => self.lease_left_ns(slot, now) == 0,
-            State::Fencing | State::Fenced => true,
-        }
+        self.is_dead(slot, now) && !matches!(self.slots[usize::from(slot)].state, State::Adopting { .. })
     }
 
     /// Whether an earlier offer stands, so that `by` is not asked. Whoever had the last one comes after those who had none.
@@ -611,11 +624,12 @@ fn encode(slot: Slot) -> u64 {
         State::Fenced => (Some(SessionState::Fenced), SessionId::NONE),
         State::Adopting { by } => (Some(SessionState::Adopting), by),
     };
-    SessionWord { state, read_only: slot.read_only, is_lost: slot.is_lost, adopter }.to_raw()
+    let Slot { read_only, is_lost, reaper, .. } = slot;
+    SessionWord { state, read_only, is_lost, reaper, adopter }.to_raw()
 }
 
 fn decode(word: u64, term: u64) -> Option<Slot> {
-    let SessionWord { state, read_only, is_lost, adopter } = SessionWord::from_raw(word)?;
+    let SessionWord { state, read_only, is_lost, reaper, adopter } = SessionWord::from_raw(word)?;
     let state = match state {
         None => State::Free,
         Some(SessionState::Active) => State::Active,
@@ -623,8 +637,7 @@ fn decode(word: u64, term: u64) -> Option<Slot> {
         Some(SessionState::Fenced) => State::Fenced,
         Some(SessionState::Adopting) => State::Adopting { by: adopter },
     };
-    // A restart forgets who came to recover others: such a session is recovered like any other.
-    let slot = Slot { state, read_only, lease: Lease::Lost, is_lost, reaper: false, term, offered: None };
+    let slot = Slot { state, read_only, lease: Lease::Lost, is_lost, reaper, term, offered: None };
     (encode(slot) == word && (term > 0 || state == State::Free)).then_some(slot)
 }
 

@@ -101,8 +101,9 @@ fn run(setting: Setting, verbs: u64) -> (u64, u64, u64, u64) {
             let session = Session::open(&cluster, SessionOptions::default()).await.expect("a session");
             let endpoint = session.endpoint().expect("an endpoint");
             let count = u32::try_from(setting.window.max(WIDE) >> 23).expect("chunks of 8 MiB");
+            let index = session.create_index(&endpoint.op(), "speed", "none", &[]).await.expect("created").id;
             let request =
-                Request::AllocChunks { index: 1, class: 0, object_bytes: 0, count, flushed_through: 0 };
+                Request::AllocChunks { index, class: 0, object_bytes: 0, count, flushed_through: 0 };
             let Ok(Reply::Chunks { offset, .. }) = endpoint.op().control(ServerId::new(0), &request).await
             else {
                 panic!("no memory");

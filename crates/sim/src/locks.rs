@@ -230,7 +230,8 @@ async fn place(cluster: &Cluster, setting: &LockSetting) -> Result<GlobalAddr, F
     }
     let session = Session::open(cluster, SessionOptions::default()).await?;
     let endpoint = session.endpoint()?;
-    let request = Request::AllocChunks { index: 1, class: 0, object_bytes: 0, count: 1, flushed_through: 0 };
+    let index = session.create_index(&endpoint.op(), "locks", "none", &[]).await?.id;
+    let request = Request::AllocChunks { index, class: 0, object_bytes: 0, count: 1, flushed_through: 0 };
     match endpoint.op().control(server, &request).await? {
         Reply::Chunks { offset, .. } => Ok(GlobalAddr::new(server, RegionId::MAIN, offset)),
         _ => Err(FabricError::Call(CallError::Malformed)),

@@ -56,8 +56,8 @@ fn read_under_a_writer(seed: u64, readers: u64, reads: u64) -> Seen {
     sim.run(async move {
         let pool = Pool::join(&cluster, SessionOptions::default()).await.unwrap();
         let endpoint = pool.session().endpoint().unwrap();
-        let request =
-            Request::AllocChunks { index: 1, class: 0, object_bytes: 0, count: 1, flushed_through: 0 };
+        let index = pool.create_index(&endpoint.op(), "read", "test", &[]).await.unwrap().id;
+        let request = Request::AllocChunks { index, class: 0, object_bytes: 0, count: 1, flushed_through: 0 };
         let Reply::Chunks { offset, .. } = endpoint.op().control(ServerId::new(0), &request).await.unwrap()
         else {
             panic!("no chunk");

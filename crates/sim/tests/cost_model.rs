@@ -55,8 +55,11 @@ fn one_server(seed: u64) -> Sim {
 /// The start of a chunk of main memory.
 async fn memory(cluster: &Cluster, server: ServerId) -> GlobalAddr {
     let session = Session::open(cluster, SessionOptions::default()).await.unwrap();
-    let request = Request::AllocChunks { index: 1, class: 0, object_bytes: 0, count: 1, flushed_through: 0 };
-    let reply = session.endpoint().unwrap().op().control(server, &request).await;
+    let op = session.endpoint().unwrap().op();
+    let name = format!("memory-{server}-{}", session.term());
+    let index = session.create_index(&op, &name, "none", &[]).await.unwrap().id;
+    let request = Request::AllocChunks { index, class: 0, object_bytes: 0, count: 1, flushed_through: 0 };
+    let reply = op.control(server, &request).await;
     let Ok(Reply::Chunks { offset, .. }) = reply else { panic!("no memory") };
     GlobalAddr::new(server, RegionId::MAIN, offset)
 }

@@ -28,7 +28,8 @@ fn numbers_are_reused_as_late_as_possible() {
     assert_eq!(table.open(&memory, Kind::default(), START, 0), Ok(s(3)), "a restart does not begin anew");
     assert_eq!(table.open(&memory, Kind::default(), START, 0), Ok(s(4)));
     assert_eq!(table.open(&memory, Kind::default(), START, 0), Ok(s(1)));
-    assert_eq!(table.open(&memory, Kind::default(), START, 0), Err(ControlError::SessionsFull { max: 4 }));
+    let full = ControlError::SessionsFull { max: 4, dead: 1 };
+    assert_eq!(table.open(&memory, Kind::default(), START, 0), Err(full), "one is of before the restart");
     table.release(&memory, s(3));
     assert_eq!(table.open(&memory, Kind::default(), START, 0), Ok(s(3)));
 }
@@ -237,4 +238,73 @@ fn a_crash_cannot_leave_an_adopter_that_is_gone() {
     assert_eq!(table.state(a), State::Fenced);
     layout::store(&memory, Layout::new(&config).session_entry(2), 9);
     assert!(matches!(SessionTable::load(&memory, &config), Err(StartError::Mismatch(_))));
+}
+
+const REAPER: Kind = Kind { read_only: false, reaper: true };
+
+/// A table of 16 numbers, of which two are kept back.
+fn big_world() -> (VecMemory, ServerConfig, SessionTable) {
+    let config = ServerConfig { max_sessions: 16, ..ServerConfig::tiny(ServerId::new(0), 2, 1) };
+    let memory = VecMemory::new(&layout::regions(&config));
+    layout::format(&memory, &config);
+    let table = SessionTable::load(&memory, &config).unwrap().0;
+    (memory, config, table)
+}
+
+/// Takes numbers until there is none to be had; who has them.
+fn fill(table: &mut SessionTable, memory: &VecMemory, kind: Kind) -> Vec<SessionId> {
+    (0..17).map_while(|_| table.open(memory, kind, START, 0).ok()).collect()
+}
+
+#[test]
+fn dead_reapers_keep_nobody_out_in_whatever_state_they_are() {
+    let (memory, config, mut table) = big_world();
+    assert_eq!(fill(&mut table, &memory, Kind::default()).len(), 14);
+    let reapers = fill(&mut table, &memory, REAPER);
+    assert_eq!(reapers, [s(15), s(16)]);
+    let full = |max, dead| Err(ControlError::SessionsFull { max, dead });
+    assert_eq!(table.open(&memory, REAPER, START, 999), full(14, 0), "all live");
+    // Whom somebody who lives cleans up after is left to him.
+    for reaper in &reapers {
+        table.change(&memory, reaper.get() - 1, State::Adopting { by: s(1) });
+    }
+    assert_eq!(table.open(&memory, REAPER, START, 999), full(14, 2), "both are adopted");
+    // Both end, and everybody with them.
+    for state in [State::Active, State::Fencing, State::Fenced, State::Adopting { by: s(1) }] {
+        for reaper in &reapers {
+            table.change(&memory, reaper.get() - 1, state);
+        }
+        assert_eq!(table.open(&memory, Kind::default(), START, 1000), full(14, 16), "{state:?}");
+        for restarts in [false, true] {
+            if restarts {
+                table = SessionTable::load(&memory, &config).unwrap().0;
+                table.repair(&memory);
+            }
+            let before = table.term(s(15));
+            let heir = table.open(&memory, REAPER, START, 1000).unwrap();
+            assert_eq!((heir, table.state(heir)), (s(15), State::Active), "{state:?}, {restarts}");
+            assert!(table.term(heir) > before, "it is somebody else");
+            assert!(table.offer(heir, 1000).is_some(), "it is asked to clean up");
+            table.change(&memory, 14, state);
+        }
+    }
+}
+
+#[test]
+fn reapers_do_not_take_every_number() {
+    let (memory, _, mut table) = big_world();
+    let reapers = fill(&mut table, &memory, REAPER);
+    assert_eq!(reapers.len(), 14, "two, and the others like any session");
+    for reaper in &reapers {
+        table.begin_fence(&memory, *reaper, true, 0).unwrap();
+    }
+    assert!(table.open(&memory, Kind::default(), START, 0).is_err());
+    let heir = table.open(&memory, REAPER, START, 0).unwrap();
+    for victim in reapers.iter().copied().filter(|reaper| *reaper != heir) {
+        let term = table.term(victim);
+        table.complete_fence(&memory, victim, term).unwrap();
+        table.begin_adopt(&memory, victim, heir).unwrap();
+        table.release(&memory, victim);
+    }
+    assert!(table.open(&memory, Kind::default(), START, 0).is_ok());
 }

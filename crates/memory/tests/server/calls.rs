@@ -203,7 +203,7 @@ fn a_refused_open_may_be_tried_again_under_another_name() {
         SessionId::NONE,
         &Request::OpenSession { read_only: false, reaper: false, label: Label::default() },
     );
-    let refusal = Err(CallError::Control(ControlError::SessionsFull { max: 4 }));
+    let refusal = Err(CallError::Control(ControlError::SessionsFull { max: 4, dead: 0 }));
     assert_eq!(outcome(&call, world.send(&call)), refusal);
     world.done(full[0], Request::CloseSession {});
     assert_eq!(outcome(&call, world.send(&call)), refusal, "a call has one outcome");

@@ -96,7 +96,7 @@ impl Model {
     }
 
     fn finish_drop(&mut self, index: u32) {
-        let reply = self.world.ask_twice(self.me, Request::FinishDrop { index });
+        let reply = self.world.ask_twice(self.me, Request::FinishDrop { index, seals: vec![] });
         let (flushed, has_chunks) = (self.flushed, self.chunks.contains(&index));
         match self.by_id(index).cloned() {
             None => assert_eq!(reply, refused(ControlError::NoSuchIndex { name: format!("#{index}") })),

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 const CHUNKS: u32 = 7;
 const CHUNK_BYTES: u64 = 4096;
-/// Index, class, object size.
+/// Index (by its place in [`NAMES`], from 1), class, object size.
 type Kind = (u32, u16, u32);
 const KINDS: [Kind; 5] = [(1, 1, 64), (1, 2, 64), (2, 1, 64), (1, 3, 0), (2, 3, 0)];
 
@@ -65,6 +65,8 @@ struct Extent {
 
 struct Model {
     world: World,
+    /// The numbers of the indexes, which change when they are dropped and made again.
+    ids: [u32; 2],
     /// Extents by their first chunk; chunks in none are free.
     extents: BTreeMap<u32, Extent>,
     /// Pin and flush of every session that is not fenced.
@@ -79,18 +81,18 @@ struct Model {
     marks: u64,
 }
 
-/// Where the superblock has the number of the next index.
-const NEXT_INDEX_AT: u64 = 64;
+const NAMES: [&str; 2] = ["one", "two"];
 
 impl Model {
     fn new() -> Self {
         let config = ServerConfig::tiny(ServerId::new(0), 1, CHUNKS);
         let mut world = World::new(config);
-        // All the indexes that are named here have been, and were dropped.
-        world.memory.store(RegionId::META, NEXT_INDEX_AT, 100);
-        world.restart();
+        let (maker, _) = world.open().expect("room");
+        let ids = NAMES.map(|name| world.create(maker, name));
+        world.done(maker, Request::CloseSession {});
         Self {
             world,
+            ids,
             extents: BTreeMap::new(),
             published: BTreeMap::new(),
             live: Vec::new(),
@@ -135,8 +137,12 @@ impl Model {
         }
     }
 
+    fn id(&self, index: u32) -> u32 {
+        self.ids[index as usize - 1]
+    }
+
     fn alloc(&mut self, owner: SessionId, kind: Kind, count: u32, claim: u64) {
-        let (index, class, object_bytes) = kind;
+        let (index, class, object_bytes) = (self.id(kind.0), kind.1, kind.2);
         let flushed_through = claim.min(self.flushed_through());
         let request = Request::AllocChunks { index, class, object_bytes, count, flushed_through: claim };
         let reply = self.world.ask_twice(owner, request);
@@ -211,7 +217,7 @@ impl Model {
 
     fn check_bitmap(&mut self, at: u32, kind: Kind, inherited: bool) {
         let begin = MAIN_BASE + u64::from(at) * CHUNK_BYTES;
-        let (index, class, object_bytes) = kind;
+        let (index, class, object_bytes) = (self.id(kind.0), kind.1, kind.2);
         if object_bytes == 0 {
             return;
         }
@@ -302,7 +308,8 @@ impl Model {
         let used = self.extents.iter().filter_map(|(at, extent)| match extent.status {
             Status::Freed { .. } => None,
             Status::Used { owner } => {
-                let (index, class, object_bytes) = extent.kind;
+                let (_, class, object_bytes) = extent.kind;
+                let index = self.id(extent.kind.0);
                 let offset = MAIN_BASE + u64::from(*at) * CHUNK_BYTES;
                 Some(ChunkInfo { offset, count: extent.count, index, class, object_bytes, owner })
             }
@@ -326,7 +333,7 @@ impl Model {
                 self.check_epochs(epochs);
             }
             Err(error) => {
-                assert_eq!(error, CallError::Control(ControlError::SessionsFull { max: 4 }));
+                assert!(matches!(error, CallError::Control(ControlError::SessionsFull { max: 4, .. })));
                 assert_eq!(self.published.len(), max);
             }
         }
@@ -343,6 +350,23 @@ impl Model {
             *self = Self::new();
         }
         self.open();
+    }
+
+    /// Drops an index, unless somebody is dead, who cannot let go of it; and makes it again.
+    fn drop_index(&mut self, who: SessionId, index: u32) {
+        let (id, name) = (self.id(index), NAMES[index as usize - 1]);
+        let refused = self.world.ask(who, Request::ReleaseIndex { index: id, seal: 0 });
+        assert!(is_bad_request(&refused), "it lives: {refused:?}");
+        let begun = self.world.ask(who, Request::BeginDrop { name: name.to_owned() });
+        assert!(matches!(begun, Ok(Reply::Dropping { .. })), "{begun:?}");
+        self.epochs.flush += 1;
+        for session in self.live.clone() {
+            self.beat(session, 0, true);
+        }
+        let released = self.world.ask(who, Request::ReleaseIndex { index: id, seal: 0 });
+        assert!(matches!(released, Ok(Reply::Released { .. })), "{released:?}");
+        self.world.done(who, Request::FinishDrop { index: id, seals: vec![] });
+        self.ids[index as usize - 1] = self.world.create(who, name);
     }
 
     fn apply(&mut self, step: &Step) {
@@ -396,8 +420,10 @@ impl Model {
             }
             Step::Release { who, index } => {
                 let Some(who) = pick(who) else { return };
-                let reply = self.world.ask(who, Request::ReleaseIndex { index: *index, seal: 0 });
-                assert!(matches!(reply, Ok(Reply::Released { .. })), "{reply:?}");
+                if self.live.len() < self.published.len() {
+                    return;
+                }
+                self.drop_index(who, *index);
                 let released = self.covered(|extent| extent.kind.0 == *index);
                 self.extents.retain(|_, extent| extent.kind.0 != *index);
                 self.hinted.retain(|chunk, _| !released.contains(chunk));

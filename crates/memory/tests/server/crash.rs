@@ -135,7 +135,7 @@ fn live<M: ServerMemory>(world: &mut World<M>, note: Note<'_, M>) {
         (b, Request::Heartbeat { oldest_pin: 2, flushed: 2, does_chores: false, is_waiting: false }),
         (observer, Request::Heartbeat { oldest_pin: 2, flushed: 2, does_chores: false, is_waiting: false }),
         (b, Request::ReleaseIndex { index: 2, seal: 0 }),
-        (b, Request::FinishDrop { index: 2 }),
+        (b, Request::FinishDrop { index: 2, seals: vec![] }),
         (b, create("third")),
         (b, alloc(3, 0, 4, 2)),
         (b, Request::CloseSession {}),
@@ -247,8 +247,9 @@ fn check_pool_serves(heir: &mut World, observer: SessionId, found: &Facts) {
     for chunk in found.chunks.values() {
         owners.insert(chunk.offset, chunk.count);
     }
+    let index = heir.create(observer, "heir");
     let alloc =
-        Request::AllocChunks { index: 9, class: 9, object_bytes: 0, count: 1, flushed_through: u64::MAX };
+        Request::AllocChunks { index, class: 9, object_bytes: 0, count: 1, flushed_through: u64::MAX };
     loop {
         match heir.ask(observer, alloc.clone()) {
             Ok(Reply::Chunks { offset, .. }) => {

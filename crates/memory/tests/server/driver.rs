@@ -8,7 +8,7 @@ use farwood_fabric::control::{ControlError, Epochs, IndexId, Reply, Request};
 use farwood_fabric::procedure::{ProcedureId, ProcedureSet};
 use farwood_fabric::server::{HostAction, ServerLogic, ServerMemory};
 use farwood_fabric::wire::{decode, encode};
-use farwood_memory::seal::Opened;
+use farwood_memory::seal::{Opened, Secret};
 use farwood_memory::testing::VecMemory;
 use farwood_memory::{MemoryServer, ServerConfig};
 use std::cell::{Ref, RefCell};
@@ -16,6 +16,8 @@ use std::collections::BTreeMap;
 
 /// The incarnation of the coordinator's memory, in every test here.
 const COORDINATOR: u32 = 1;
+/// The number of the next index that sessions bring from it to another server: those before have been.
+const NEXT_INDEX: IndexId = 10;
 
 pub(crate) struct World<M = VecMemory> {
     pub(crate) config: ServerConfig,
@@ -117,16 +119,35 @@ impl<M: ServerMemory> World<M> {
         self.ask(session, request)
     }
 
+    fn secret(&self) -> Secret {
+        self.config.secret.of_pool(self.config.pool)
+    }
+
     /// What the coordinator's answer makes a session say that comes to another server.
     pub(crate) fn attachment(&self, session: SessionId, term: u64) -> Request {
-        let opened = Opened { term, read_only: false, next_index: 1 };
-        let seal = self.config.secret.opened(COORDINATOR, session, opened);
-        Request::AttachSession { read_only: false, term, coordinator: COORDINATOR, next_index: 1, seal }
+        // The coordinator itself has begun with none.
+        let next_index = if self.config.is_coordinator() { 1 } else { NEXT_INDEX };
+        self.attachment_of(session, term, (next_index, self.config.incarnation))
+    }
+
+    /// The same, with the number of the next index and the memory for which it is sealed.
+    pub(crate) fn attachment_of(
+        &self,
+        session: SessionId,
+        term: u64,
+        (next_index, incarnation): (IndexId, u32),
+    ) -> Request {
+        let (read_only, coordinator) = (false, COORDINATOR);
+        // The coordinator itself takes the first seal only.
+        let sealed_for = if self.config.is_coordinator() { 0 } else { incarnation };
+        let opened = Opened { term, read_only, next_index, incarnation: sealed_for };
+        let seal = self.secret().opened(COORDINATOR, session, opened);
+        Request::AttachSession { read_only, term, coordinator, next_index, incarnation, seal }
     }
 
     /// The requests about a victim, sealed as the coordinator seals them.
     pub(crate) fn fence(&self, victim: SessionId, term: u64) -> Request {
-        Request::Fence { victim, term, seal: self.config.secret.fence(COORDINATOR, victim, term) }
+        Request::Fence { victim, term, seal: self.secret().fence(COORDINATOR, victim, term) }
     }
 
     pub(crate) fn adopt_chunks(&self, by: SessionId, victim: SessionId, term: u64) -> Request {
@@ -139,11 +160,16 @@ impl<M: ServerMemory> World<M> {
 
     fn adoption(&self, by: SessionId, victim: SessionId, term: u64) -> u64 {
         let by_term = self.terms.borrow().get(&by).map_or(0, |(term, _)| *term);
-        self.config.secret.adoption(COORDINATOR, (victim, term), (by, by_term))
+        self.secret().adoption(COORDINATOR, (victim, term), (by, by_term))
     }
 
     pub(crate) fn release(&self, index: IndexId) -> Request {
-        Request::ReleaseIndex { index, seal: self.config.secret.released(COORDINATOR, index) }
+        Request::ReleaseIndex { index, seal: self.secret().released(COORDINATOR, index) }
+    }
+
+    /// What this server answers when it has released an index, unless it is the coordinator.
+    pub(crate) fn released_by(&self, index: IndexId) -> u64 {
+        self.secret().released_by(COORDINATOR, index, self.config.server)
     }
 
     /// The victim's term, which the first step of a fence or an adoption answers with.
@@ -152,6 +178,14 @@ impl<M: ServerMemory> World<M> {
             Ok(Reply::Victim { term, .. }) => term,
             other => panic!("{request:?}: {other:?}"),
         }
+    }
+
+    /// (Coordinator) An index that is ready; its number.
+    pub(crate) fn create(&mut self, maker: SessionId, name: &str) -> IndexId {
+        let create = Request::CreateIndex { name: name.to_owned(), engine: "e".to_owned(), config: vec![] };
+        let Ok(Reply::Index { info }) = self.ask(maker, create) else { panic!("no room for '{name}'") };
+        self.done(maker, Request::IndexReady { index: info.id });
+        info.id
     }
 
     pub(crate) fn done(&mut self, session: SessionId, request: Request) {

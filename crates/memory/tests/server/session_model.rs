@@ -91,10 +91,19 @@ type Outcome = Result<Option<Reply>, ControlError>;
 
 impl Side {
     fn new(server: u16) -> Self {
-        let world = World::new(ServerConfig::tiny(ServerId::new(server), 2, 9));
+        let mut world = World::new(ServerConfig::tiny(ServerId::new(server), 2, 9));
         let states = IDS.map(|id| (s(id), Free)).collect();
-        let terms = IDS.map(|id| (s(id), 0)).collect();
-        Self { world, states, terms, opened: 0, leases: BTreeMap::new(), owners: BTreeMap::new() }
+        let mut terms: BTreeMap<_, _> = IDS.map(|id| (s(id), 0)).collect();
+        let mut opened = 0;
+        if world.config.is_coordinator() {
+            // Somebody has made the index for which memory is wanted.
+            let (maker, term, _) = world.open_with_term().expect("room");
+            assert_eq!(world.create(maker, "one"), 1);
+            world.done(maker, Request::CloseSession {});
+            opened = term;
+            terms.insert(maker, term);
+        }
+        Self { world, states, terms, opened, leases: BTreeMap::new(), owners: BTreeMap::new() }
     }
 
     fn is_coordinator(&self) -> bool {
@@ -350,7 +359,13 @@ impl Side {
                 assert_eq!(error, ControlError::NotCoordinator { server: ServerId::new(0) });
             }
             Err(CallError::Control(error)) => {
-                assert_eq!(error, ControlError::SessionsFull { max: 4 });
+                let is_dead = |session| match self.state(session) {
+                    Active => self.leases[&session] <= self.world.now,
+                    state => state != Free,
+                };
+                let dead = (1..=4).filter(|id| is_dead(s(*id))).count();
+                let dead = u16::try_from(dead).expect("there are four");
+                assert_eq!(error, ControlError::SessionsFull { max: 4, dead });
                 assert!((1..=4).all(|id| self.state(s(id)) != Free));
             }
             other => panic!("{other:?}"),

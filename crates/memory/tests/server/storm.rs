@@ -62,9 +62,10 @@ impl Pool {
         let rng = fastrand::Rng::with_seed(seed);
         let mut pool =
             Self { servers, wrong: SessionId::NONE, rng, seen: vec![], written: vec![], counts: [0; 3] };
-        for session in [AUTHOR, KEEPER] {
-            assert_eq!(pool.join(), session);
-        }
+        assert_eq!(pool.join(), AUTHOR);
+        assert_eq!(pool.servers[0].create(AUTHOR, "live"), 1);
+        // With the next one, the other server hears of the index.
+        assert_eq!(pool.join(), KEEPER);
         pool.wrong = pool.join();
         pool.write_index();
         pool
@@ -78,7 +79,18 @@ impl Pool {
         let call = Call { id: CallId { endpoint: self.rng.u64(1 << 63..), ..call.id }, ..call };
         let reply = understand(outcome(&call, self.servers[0].send(&call)));
         let Ok(Reply::Session { session, term, next_index, seal, .. }) = reply else { panic!("{reply:?}") };
-        let attach = Request::AttachSession { read_only: false, term, coordinator: 1, next_index, seal };
+        let attach = |incarnation, next_index, seal| Request::AttachSession {
+            read_only: false,
+            term,
+            coordinator: 1,
+            next_index,
+            incarnation,
+            seal,
+        };
+        // The other server may be new, and takes only what is sealed for its memory.
+        let renewed = self.servers[0].ask(session, attach(1, next_index, seal));
+        let Ok(Reply::Session { next_index, seal, .. }) = renewed else { panic!("{renewed:?}") };
+        let attach = attach(1, next_index, seal);
         let attached = self.servers[1].ask(session, attach);
         assert!(matches!(attached, Ok(Reply::Session { .. })), "{attached:?}");
         session
@@ -86,9 +98,6 @@ impl Pool {
 
     /// An index with objects and raw bytes on both servers, an anchor, and the author's journal.
     fn write_index(&mut self) {
-        let create = Request::CreateIndex { name: "live".into(), engine: "e".into(), config: vec![1, 2] };
-        self.servers[0].ask(AUTHOR, create).expect("created");
-        self.servers[0].done(AUTHOR, Request::IndexReady { index: 1 });
         for server in 0..2 {
             let mut places = vec![(RegionId::BOARD, 8)];
             for object_bytes in [64, 0] {
@@ -185,6 +194,7 @@ impl Pool {
                 term,
                 coordinator: u32::from(self.rng.u8(..3)),
                 next_index: index,
+                incarnation: u32::from(self.rng.u8(..3)),
                 seal,
             },
             3 => Request::CloseSession {},
@@ -210,7 +220,7 @@ impl Pool {
             21 => Request::IndexReady { index },
             22 => Request::OpenIndex { name, engine: None },
             23 => Request::BeginDrop { name },
-            24 => Request::FinishDrop { index },
+            24 => Request::FinishDrop { index, seals: vec![seal] },
             _ => Request::Evict { victim, term },
         }
     }

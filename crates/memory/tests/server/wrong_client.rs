@@ -2,10 +2,13 @@
 //! speak in their name. None of it has an effect, and what comes later goes on.
 
 use crate::driver::{World, outcome, refused, s, understand};
-use farwood_fabric::addr::ServerId;
+use farwood_fabric::addr::{RegionId, ServerId};
 use farwood_fabric::call::{Call, CallError};
 use farwood_fabric::control::{ControlError, Reply, Request};
+use farwood_fabric::region::PoolId;
+use farwood_fabric::server::ServerMemory;
 use farwood_memory::ServerConfig;
+use farwood_memory::layout::Layout;
 
 /// The coordinator and another server of a pool, as far as they have to be told apart here.
 fn coordinator() -> World {
@@ -48,7 +51,8 @@ fn an_index_that_lives_is_not_released_anywhere() {
     // The coordinator agreed to this one; whoever repeats it finds it done.
     let release = world.release(2);
     for _ in 0..2 {
-        assert_eq!(world.ask(s(4), release.clone()), Ok(Reply::Released { seal: 0 }));
+        let seal = world.released_by(2);
+        assert_eq!(world.ask(s(4), release.clone()), Ok(Reply::Released { seal }));
     }
     assert_eq!(chunks(&mut world), 1);
 }
@@ -84,20 +88,42 @@ fn an_index_is_ready_when_its_maker_says_so() {
 fn nobody_attaches_with_a_term_that_the_coordinator_did_not_give() {
     let mut world = other();
     world.attach(s(1), 5).expect("it was opened");
-    let sealed = world.attachment(s(1), 6);
+    let sealed = world.attachment_of(s(1), 6, (1, 1));
     let Request::AttachSession { seal, .. } = sealed else { unreachable!() };
     for number in 1..=4 {
         for (term, seal) in [(u64::MAX, 0), (u64::MAX, seal), (6, 0), (6, seal ^ 1)] {
             let (read_only, coordinator, next_index) = (false, 1, 1);
-            let attach = Request::AttachSession { read_only, term, coordinator, next_index, seal };
+            let attach =
+                Request::AttachSession { read_only, term, coordinator, next_index, incarnation: 1, seal };
             assert_eq!(world.ask(s(number), attach), unproven(1));
         }
     }
     // Neither rights nor what the server lost may be changed on the way; nor another's term be taken.
     for attach in [
-        Request::AttachSession { read_only: true, term: 6, coordinator: 1, next_index: 1, seal },
-        Request::AttachSession { read_only: false, term: 6, coordinator: 1, next_index: 2, seal },
-        Request::AttachSession { read_only: false, term: 6, coordinator: 2, next_index: 1, seal },
+        Request::AttachSession {
+            read_only: true,
+            term: 6,
+            coordinator: 1,
+            next_index: 1,
+            incarnation: 1,
+            seal,
+        },
+        Request::AttachSession {
+            read_only: false,
+            term: 6,
+            coordinator: 1,
+            next_index: 2,
+            incarnation: 1,
+            seal,
+        },
+        Request::AttachSession {
+            read_only: false,
+            term: 6,
+            coordinator: 2,
+            next_index: 1,
+            incarnation: 1,
+            seal,
+        },
     ] {
         assert_eq!(world.ask(s(1), attach), unproven(1));
     }
@@ -115,7 +141,8 @@ fn the_coordinator_tells_nobody_anothers_ticket() {
     let (victim, term, _) = world.open_with_term().expect("room");
     for seal in [0, 1, u64::MAX] {
         let (read_only, coordinator, next_index) = (false, 1, 1);
-        let attach = Request::AttachSession { read_only, term, coordinator, next_index, seal };
+        let attach =
+            Request::AttachSession { read_only, term, coordinator, next_index, incarnation: 1, seal };
         assert_eq!(world.ask(victim, attach), unproven(0));
     }
     assert!(matches!(world.attach(victim, term), Ok(Reply::Session { .. })));
@@ -129,12 +156,49 @@ fn who_comes_first_cannot_bind_a_server_to_a_coordinator_that_is_none() {
         term: 1,
         coordinator,
         next_index: 1,
+        incarnation: 1,
         seal: 77,
     };
     for coordinator in [0, 2, u32::MAX] {
         assert_eq!(world.ask(s(1), bind(coordinator)), unproven(1));
     }
     world.attach(s(1), 1).expect("it belongs to nobody yet");
+}
+
+/// A session that was opened before there was any index attaches first to a server that came back empty.
+#[test]
+fn what_an_emptied_server_lost_is_not_hidden_by_an_old_seal() {
+    let mut world = World::new(ServerConfig { incarnation: 5, ..other().config });
+    let unbound = refused(ControlError::Unbound { server: ServerId::new(1), incarnation: 5 });
+    for sealed_for in [0, 4] {
+        let old = world.attachment_of(s(1), 1, (1, sealed_for));
+        assert_eq!(world.ask(s(1), old), unbound, "it was sealed before this memory was there");
+    }
+    let lost_below = |reply: Result<Reply, CallError>| match reply {
+        Ok(Reply::Session { lost_below, .. }) => lost_below,
+        other => panic!("{other:?}"),
+    };
+    let renewed = world.attachment_of(s(1), 1, (3, 5));
+    assert_eq!(lost_below(world.ask(s(1), renewed)), 3);
+    // From now on it is known; indexes that are made later lose nothing.
+    for (session, next_index) in [(s(2), 1), (s(3), 9)] {
+        let attachment = world.attachment_of(session, 2, (next_index, 0));
+        assert_eq!(lost_below(world.ask(session, attachment)), 3);
+    }
+}
+
+/// The coordinator seals what is so now, for whoever proves that it is a session.
+#[test]
+fn the_coordinator_renews_its_seal() {
+    let (mut world, mut elsewhere) = (coordinator(), other());
+    let (me, term, _) = world.open_with_term().expect("room");
+    let create = Request::CreateIndex { name: "a".into(), engine: "e".into(), config: vec![] };
+    world.ask(me, create).expect("created");
+    let ask = world.attachment_of(me, term, (1, 1));
+    let Ok(Reply::Session { next_index: 2, seal, .. }) = world.ask(me, ask) else { panic!() };
+    let (read_only, coordinator, next_index) = (false, 1, 2);
+    let attach = Request::AttachSession { read_only, term, coordinator, next_index, incarnation: 1, seal };
+    assert!(matches!(elsewhere.ask(me, attach), Ok(Reply::Session { lost_below: 2, .. })));
 }
 
 #[test]
@@ -231,17 +295,120 @@ fn who_never_acknowledges_is_stopped_and_others_are_not() {
 fn objects_of_others_are_not_freed_with_their_chunk() {
     let mut world = coordinator();
     let ((author, _), (wrong, _)) = (world.open().expect("room"), world.open().expect("room"));
+    world.create(author, "one");
     let Ok(Reply::Chunks { offset, .. }) = world.ask(author, alloc(1)) else { panic!() };
     // It claims an object, links it somewhere, and leaves.
-    farwood_fabric::server::ServerMemory::store(
-        &world.memory,
-        farwood_fabric::RegionId::MAIN,
-        offset + farwood_fabric::control::ObjectChunk::BITMAP_OFFSET,
-        1,
-    );
+    let bitmap = offset + farwood_fabric::control::ObjectChunk::BITMAP_OFFSET;
+    world.memory.store(RegionId::MAIN, bitmap, 1);
     world.done(author, Request::CloseSession {});
     let free = Request::FreeChunks { offset, generation: 0 };
     assert!(crate::driver::is_bad_request(&world.ask(wrong, free.clone())), "nobody's, but not empty");
     assert!(matches!(world.ask(wrong, alloc(1)), Ok(Reply::Chunks { inherited: true, .. })));
     assert!(crate::driver::is_bad_request(&world.ask(wrong, free)), "its own now, but not empty");
+}
+
+#[test]
+fn a_seal_of_another_pool_with_the_same_secret_is_none() {
+    let mut world = other();
+    let neighbour = World::new(ServerConfig { pool: PoolId(7), ..other().config });
+    assert_eq!(neighbour.config.secret, world.config.secret);
+    assert_eq!(world.ask(s(1), neighbour.attachment(s(1), 1)), unproven(1));
+    world.attach(s(1), 1).expect("this one is its own");
+}
+
+#[test]
+fn freed_chunks_wait_for_a_flush_that_the_coordinator_has_announced() {
+    let mut world = World::new(ServerConfig::tiny(ServerId::new(0), 1, 1));
+    let ((me, _), (other, _)) = (world.open().expect("room"), world.open().expect("room"));
+    for name in ["a", "b"] {
+        let create = Request::CreateIndex { name: name.into(), engine: "e".into(), config: vec![] };
+        world.ask(me, create).expect("created");
+    }
+    world.ask(me, Request::RequestFlush {}).expect("flush 1");
+    let Ok(Reply::Chunks { offset, .. }) = world.ask(me, alloc(1)) else { panic!() };
+    for generation in [3, u64::MAX] {
+        let refused = world.ask(me, Request::FreeChunks { offset, generation });
+        assert!(crate::driver::is_bad_request(&refused), "{generation}: {refused:?}");
+    }
+    world.done(me, Request::FreeChunks { offset, generation: 0 });
+    let full =
+        |flush_helps| refused(ControlError::PoolFull { server: ServerId::new(0), wanted: 1, flush_helps });
+    assert_eq!(world.ask(me, alloc(2)), full(true), "flush 1 was announced, and is not through");
+    let beat = Request::Heartbeat { oldest_pin: 0, flushed: 1, does_chores: false, is_waiting: false };
+    world.ask(me, beat.clone()).expect("it lives");
+    let asks = |flushed_through| Request::AllocChunks {
+        index: 2,
+        class: 1,
+        object_bytes: 64,
+        count: 1,
+        flushed_through,
+    };
+    assert_eq!(world.ask(me, asks(1)), full(true), "one session has not flushed");
+    world.ask(other, beat).expect("it lives");
+    assert!(matches!(world.ask(me, asks(1)), Ok(Reply::Chunks { inherited: false, .. })));
+}
+
+#[test]
+fn no_chunk_is_given_to_an_index_that_is_not_there() {
+    let mut world = coordinator();
+    let (me, _) = world.open().expect("room");
+    let unknown = |index| refused(ControlError::NoSuchIndex { name: format!("#{index}") });
+    for index in [1, 2, u32::MAX] {
+        assert_eq!(world.ask(me, alloc(index)), unknown(index));
+    }
+    let create = Request::CreateIndex { name: "a".into(), engine: "e".into(), config: vec![] };
+    world.ask(me, create).expect("created");
+    world.ask(me, alloc(1)).expect("its maker lays it out");
+    world.done(me, Request::IndexReady { index: 1 });
+    world.ask(me, Request::BeginDrop { name: "a".into() }).expect("flush 1");
+    world.ask(me, alloc(1)).expect("operations that have begun go on");
+    let beat = Request::Heartbeat { oldest_pin: 0, flushed: 1, does_chores: false, is_waiting: false };
+    world.ask(me, beat).expect("it has let go");
+    let late = world.ask(me, alloc(1));
+    assert!(matches!(late, Err(CallError::Control(ControlError::IndexNotReady { .. }))), "{late:?}");
+    world.ask(me, Request::ReleaseIndex { index: 1, seal: 0 }).expect("flushed");
+    // It is gone only when the other server has released it, too: there nobody could any more.
+    let other_server = other();
+    for seals in [vec![], vec![0], vec![other_server.released_by(2)], vec![other_server.released_by(1); 2]] {
+        let early = world.ask(me, Request::FinishDrop { index: 1, seals });
+        assert!(crate::driver::is_bad_request(&early), "{early:?}");
+    }
+    let seals = vec![other_server.released_by(1)];
+    world.done(me, Request::FinishDrop { index: 1, seals });
+    assert_eq!(world.ask(me, alloc(1)), unknown(1));
+
+    let mut world = other();
+    let attachment = world.attachment_of(me, 1, (3, 1));
+    world.ask(me, attachment).expect("it was opened");
+    world.ask(me, alloc(2)).expect("there is memory");
+    for index in [3, 4, u32::MAX] {
+        assert_eq!(world.ask(me, alloc(index)), unknown(index));
+    }
+    // Whoever has made the next one says so, and a restart remembers.
+    let renewed = world.attachment_of(me, 1, (4, 0));
+    world.ask(me, renewed).expect("it is there already");
+    world.restart();
+    let older = world.attachment_of(me, 2, (1, 0));
+    world.ask(me, older).expect("another");
+    world.ask(me, alloc(3)).expect("there is memory");
+    assert_eq!(world.ask(me, alloc(4)), unknown(4));
+}
+
+#[test]
+fn a_restart_frees_chunks_of_indexes_that_are_not_in_the_catalog() {
+    let mut world = coordinator();
+    let (me, _) = world.open().expect("room");
+    for name in ["a", "b"] {
+        let index = world.create(me, name);
+        world.ask(me, alloc(index)).expect("there is memory");
+    }
+    // As if the second one had been given out without being there.
+    let entry = Layout::new(&world.config).catalog_entry(1);
+    world.memory.store(RegionId::META, entry, 0);
+    world.restart();
+    let (me, _) = world.open().expect("room");
+    let Ok(Reply::ChunkList { chunks, .. }) = world.ask(me, Request::ListChunks { owner: None }) else {
+        panic!()
+    };
+    assert_eq!(chunks.iter().map(|chunk| chunk.index).collect::<Vec<_>>(), [1]);
 }

@@ -255,7 +255,8 @@ fn many_allocations_at_once_ask_for_one_chunk() {
     Executor::new().block_on(async {
         let pool = Pool::join(&cluster, SessionOptions::default()).await.expect("joined");
         let endpoint = pool.session().endpoint().expect("an endpoint");
-        let class = Class { index: 1, class: 1, object_bytes: 64 };
+        let info = pool.create_index(&endpoint.op(), "many", "none", &[]).await.expect("created");
+        let class = Class { index: info.id, class: 1, object_bytes: 64 };
         let allocations: Vec<_> = (0..200)
             .map(|_| {
                 let (heap, endpoint) = (pool.heap().clone(), endpoint.clone());

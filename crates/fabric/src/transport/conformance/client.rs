@@ -166,11 +166,7 @@ impl Client {
     }
 
     async fn create(&mut self, name: &str) -> Outcome {
-        let request =
-            Request::CreateIndex { name: name.to_owned(), engine: "conformance".to_owned(), config: vec![] };
-        let Reply::Index { info } = self.control(0, &request).await? else {
-            return Err(Failure::new("an index was created, and the reply is of another kind"));
-        };
+        let info = self.session.create_index(&self.op(), name, "conformance", &[]).await?;
         (self.catalog, self.anchor) = (info.id, info.anchor);
         let view = self.cluster.view();
         let mut addresses = Vec::new();
@@ -244,8 +240,8 @@ impl Client {
             return Err(Failure::new(format_args!("a drop began, but: {dropping:?}")));
         };
         self.flushed(generation).await?;
-        self.session.release_index(&self.op(), self.catalog).await?;
-        self.control(0, &Request::FinishDrop { index: self.catalog }).await?;
+        let seals = self.session.release_index(&self.op(), self.catalog).await?;
+        self.control(0, &Request::FinishDrop { index: self.catalog, seals }).await?;
         Ok(())
     }
 
