@@ -152,4 +152,8 @@ impl SessionServer for Peer {
     fn ended(&self, session: SessionId, term: u64) {
         self.send(&FromServer::Ended { session, term });
     }
+
+    fn unread(&self) -> usize {
+        self.unsent()
+    }
 }
