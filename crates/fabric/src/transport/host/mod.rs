@@ -26,6 +26,7 @@ use crate::rarely::Rarely;
 use crate::region::{Identity, Permissions, RegionTable};
 use crate::server::{HostAction, ServerLogic, StartError};
 use crate::status::{Pages, ServerStatus, Traffic};
+use crate::wake::Bell;
 use crate::wire;
 use gates::{Gate, Gates, Holder};
 use regions::Regions;
@@ -202,6 +203,8 @@ pub(crate) struct Host {
     /// By which procedures take part in the atomics of an RDMA device.
     loopback: OnceLock<Arc<Loopback>>,
     evictions: Rarely,
+    /// Rings when gates of a session were closed: whoever serves connections behind them ends those.
+    fenced: OnceLock<Arc<Bell>>,
 }
 
 #[derive(Debug)]
@@ -265,6 +268,7 @@ impl Host {
             calls: AtomicU64::new(0),
             loopback: OnceLock::new(),
             evictions: Rarely::default(),
+            fenced: OnceLock::new(),
         }))
     }
 
@@ -305,6 +309,11 @@ impl Host {
     /// The way to atomics that belong to an RDMA device.
     pub(crate) fn loopback(&self) -> Option<&Arc<Loopback>> {
         self.loopback.get()
+    }
+
+    /// The bell rings from now on when a session was fenced.
+    pub(crate) fn tell_of_fences(&self, bell: Arc<Bell>) {
+        let _ = self.fenced.set(bell);
     }
 
     // --- connections ---
@@ -610,6 +619,9 @@ impl Host {
         for passage in admitted.into_iter().flat_map(|a| a.gates) {
             // Its endpoint still has it, so it is not given back here.
             passage.close();
+        }
+        if let Some(bell) = self.fenced.get() {
+            bell.ring();
         }
         let server = lock(&self.serving).remove(&session);
         if let Some(server) = server {

@@ -75,7 +75,7 @@ pub(crate) fn host() -> Arc<Host> {
 
 /// A process: what it was answered, and what it was asked.
 #[derive(Default, Debug)]
-struct Process {
+pub(crate) struct Process {
     answers: Mutex<Vec<CallOutcome>>,
     asked: Mutex<Vec<Call>>,
     unread: AtomicU64,
@@ -115,7 +115,7 @@ pub(crate) fn call(who: Principal, sequence: u64, request: &[u8]) -> Call {
     Call { id, ticket, acknowledged_below: 0, procedure: ProcedureId(9), request }
 }
 
-const SERVER: Target = Target::Server(ServerId::COORDINATOR);
+pub(crate) const SERVER: Target = Target::Server(ServerId::COORDINATOR);
 const A: Target = Target::Session(SessionId::new(1));
 /// The numbers of processes.
 const SERVES: PeerId = 1;

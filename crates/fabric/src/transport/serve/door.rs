@@ -47,11 +47,15 @@ use std::sync::atomic::Ordering;
 /// How long a stranger may take to introduce itself.
 const HANDSHAKE_NS: Nanos = 5 * SECOND;
 /// How many processes can be connected at a time.
-const MAX_CLIENTS: usize = 1024;
+pub(super) const MAX_CLIENTS: usize = 1024;
 /// How many may be about to introduce themselves.
-const MAX_STRANGERS: usize = 256;
+pub(super) const MAX_STRANGERS: usize = 256;
 /// How many newcomers are let in before those who are there have their turn.
 const NEWCOMERS_PER_TURN: usize = 64;
+/// When the system has no room for another socket, so many connections of a session that has more than its share of them go; so many are
+/// a share.
+const ROOM_CONNECTIONS: usize = 16;
+const SHARE_CONNECTIONS: usize = 64;
 /// How long nobody is let in when the system has no room for another socket.
 const FULL_NS: Nanos = 100 * MILLISECOND;
 /// How much is read from one client before the others have their turn.
@@ -278,7 +282,7 @@ impl Door {
                     tracing::warn!("cannot take another connection: {error}{more}");
                 }
                 self.full_until = now + FULL_NS;
-                if !self.dismiss_oldest_stranger() {
+                if !self.dismiss_oldest_stranger() && !self.end_connections() {
                     self.dismiss_idlest();
                 }
                 None
@@ -315,6 +319,13 @@ impl Door {
         let Some((_, n)) = oldest else { return false };
         self.dismiss(n, Goodbye::Gone);
         true
+    }
+
+    /// Makes room among the verbs connections; false if no session has more than its share of them.
+    fn end_connections(&self) -> bool {
+        let Some(desk) = &self.shared.desk else { return false };
+        let ended = (0..ROOM_CONNECTIONS).take_while(|_| desk.make_room(SHARE_CONNECTIONS));
+        ended.count() > 0
     }
 
     /// Makes room among the clients: the one that has been silent for longest goes, of those that speak for no session.

@@ -5,15 +5,20 @@
 //! 2. The thread reads what has come on a connection, carries out every batch that is whole, and sends all replies at once.
 //! 3. It spins on the connections that were busy just now for [`SPIN_NS`], then sleeps until something comes.
 //!
+//! A session that is fenced or closed has no more use for its connections: what has come on them is answered (`FENCED`), the client is told that
+//! this is the end, and they are closed. Where there is no room for another connection, one whose gate is closed goes, then the idlest of the
+//! session that has most.
+//!
 //! Memory is bounded: a connection whose replies are not read is not read from, and keeps what it was stopped at. A batch that
 //! must not be carried out ends its connection, with the reason.
 //!
 //! Invariant (*OWN GATE*): a gate is given back by this thread, when it has forgotten the connection that had it.
 
 use super::buffer::{Outgoing, first_frame};
-use super::execute::Reach;
+use super::execute::{Reach, put_notice};
 use super::frames::Admission;
 use super::verbs::{MAX_REQUEST_BYTES, Refusal};
+use crate::addr::SessionId;
 use crate::call::Principal;
 use crate::clock::{MICROSECOND, Nanos, RealClock};
 use crate::exec::lock;
@@ -22,7 +27,7 @@ use crate::status::Traffic;
 use crate::transport::host::Host;
 use crate::transport::host::gates::Gate;
 use crate::transport::line::frames::frame;
-use crate::wake::Wake;
+use crate::wake::{Bell, Wake};
 use rustc_hash::FxHashMap;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -51,8 +56,10 @@ const AHEAD: usize = 4;
 const CREDIT_BATCHES: u32 = 1024;
 const CREDIT_BYTES: u32 = 4 << 20;
 /// How many connections there may be; less if there are fewer gates. And how many of one session.
-const MAX_CONNECTIONS: usize = 8192;
-const MAX_OF_A_SESSION: usize = 1024;
+pub(crate) const MAX_CONNECTIONS: usize = if cfg!(test) { 16 } else { 8192 };
+const MAX_OF_A_SESSION: usize = if cfg!(test) { 12 } else { 1024 };
+/// Of what a client still sends when its connection ends, so many reads are thrown away, lest the system take back what was said last.
+const LAST_READS: usize = 16;
 /// What all connections may hold together of requests that have not come whole and of replies that are not read. If it is more, one of those
 /// that hold much has to go: the one that has taken longest.
 const MAX_HELD_BYTES: usize = 256 << 20;
@@ -84,6 +91,7 @@ pub(crate) struct Newcomer {
     socket: Arc<TcpStream>,
     reach: Reach,
     arrived: Vec<u8>,
+    active_at: Arc<AtomicU64>,
 }
 
 /// A connection, to those who may have to fence it.
@@ -92,13 +100,19 @@ struct Known {
     who: Principal,
     gate: Gate,
     socket: Arc<TcpStream>,
+    /// When it was last busy.
+    active_at: Arc<AtomicU64>,
+    /// It has to make room for another, as soon as the thread finds out.
+    is_going: bool,
 }
 
 /// Where verbs are carried out.
 pub(crate) struct Desk {
     host: Arc<Host>,
     epoll: OwnedFd,
-    wake: Wake,
+    wake: Arc<Wake>,
+    fenced: Arc<Bell>,
+    clock: RealClock,
     stop: AtomicBool,
     next_id: AtomicU64,
     known: Mutex<FxHashMap<u64, Known>>,
@@ -142,10 +156,15 @@ struct Done {
 
 impl Desk {
     pub(crate) fn new(host: &Arc<Host>) -> io::Result<Self> {
+        let wake = Arc::new(Wake::new()?);
+        let fenced = Arc::new(Bell::new(&wake));
+        host.tell_of_fences(Arc::clone(&fenced));
         let desk = Self {
             host: Arc::clone(host),
             epoll: epoll::create(CreateFlags::CLOEXEC)?,
-            wake: Wake::new()?,
+            wake,
+            fenced,
+            clock: RealClock::new(),
             stop: AtomicBool::new(false),
             next_id: AtomicU64::new(1),
             known: Mutex::default(),
@@ -154,7 +173,7 @@ impl Desk {
             counts: Counts::default(),
             ended: Rarely::default(),
         };
-        epoll::add(&desk.epoll, &desk.wake, EventData::new_u64(WOKEN), EventFlags::IN)?;
+        epoll::add(&desk.epoll, &*desk.wake, EventData::new_u64(WOKEN), EventFlags::IN)?;
         Ok(desk)
     }
 
@@ -164,9 +183,10 @@ impl Desk {
         self.fence(replaces, who);
         let (all, own) = {
             let known = lock(&self.known);
-            (known.len(), known.values().filter(|one| one.who.session == who.session).count())
+            let stay = || known.values().filter(|one| !one.is_going);
+            (stay().count(), stay().filter(|one| one.who == who).count())
         };
-        if all >= MAX_CONNECTIONS || own >= MAX_OF_A_SESSION {
+        if own >= MAX_OF_A_SESSION || (all >= MAX_CONNECTIONS && !self.make_room(0)) {
             return Admitted::No(Admission::NoRoom {});
         }
         let opened = match self.host.connect(who, None) {
@@ -175,7 +195,14 @@ impl Desk {
             Ok(opened) => opened,
         };
         let (id, socket) = (self.next_id.fetch_add(1, Ordering::Relaxed), Arc::new(socket));
-        let known = Known { who, gate: opened.gate.clone(), socket: Arc::clone(&socket) };
+        let active_at = Arc::new(AtomicU64::new(self.clock.now()));
+        let known = Known {
+            who,
+            gate: opened.gate.clone(),
+            socket: Arc::clone(&socket),
+            active_at: Arc::clone(&active_at),
+            is_going: false,
+        };
         lock(&self.known).insert(id, known);
         let reach = Reach {
             server: self.host.id(),
@@ -188,7 +215,25 @@ impl Desk {
             batches: CREDIT_BATCHES,
             bytes: CREDIT_BYTES,
         };
-        Admitted::Yes(Box::new(Newcomer { id, socket, reach, arrived }), answer)
+        Admitted::Yes(Box::new(Newcomer { id, socket, reach, arrived, active_at }), answer)
+    }
+
+    /// Ends a connection whose gate is closed, or the idlest one of the session that has most, if it has more than `share`.
+    pub(crate) fn make_room(&self, share: usize) -> bool {
+        let mut known = lock(&self.known);
+        let mut counts = FxHashMap::<SessionId, usize>::default();
+        for one in known.values().filter(|one| !one.is_going) {
+            *counts.entry(one.who.session).or_default() += 1;
+        }
+        let most = counts.into_iter().filter(|(_, count)| *count > share).max_by_key(|(_, count)| *count);
+        let is_of = |one: &Known| most.is_some_and(|(session, _)| one.who.session == session);
+        let may_go = known.values_mut().filter(|one| !one.is_going && (!one.gate.is_open() || is_of(one)));
+        let going = may_go.min_by_key(|one| (one.gate.is_open(), one.active_at.load(Ordering::Relaxed)));
+        let Some(going) = going else { return false };
+        going.is_going = true;
+        // The thread finds out.
+        let _ = going.socket.shutdown(Shutdown::Both);
+        true
     }
 
     /// Makes sure that nothing of a connection can land any more. Only its own session may ask for that.
@@ -226,7 +271,6 @@ impl Desk {
     pub(crate) fn run(&self) {
         let mut clerk = Clerk {
             desk: self,
-            clock: RealClock::new(),
             connections: Slab::new(),
             busy: Vec::new(),
             input: vec![0; READ_BYTES],
@@ -270,6 +314,8 @@ struct Connection {
     watches_output: bool,
     is_busy: bool,
     active_at: Nanos,
+    /// The same, to those who look for the idlest.
+    shown_active_at: Arc<AtomicU64>,
     /// Since when it holds what it holds.
     held_since: Nanos,
 }
@@ -285,6 +331,8 @@ impl Connection {
 enum End {
     Gone,
     Refused(Refusal),
+    /// Its session is fenced or has ended.
+    Fenced,
     /// It holds much, and others are in need.
     TooMuchHeld,
 }
@@ -298,7 +346,6 @@ impl From<io::Error> for End {
 /// The thread's state.
 struct Clerk<'a> {
     desk: &'a Desk,
-    clock: RealClock,
     connections: Slab<Connection>,
     /// Those that had something just now.
     busy: Vec<usize>,
@@ -310,7 +357,7 @@ struct Clerk<'a> {
 
 impl Clerk<'_> {
     fn work(&mut self) {
-        let (mut turn, mut active_at) = (0u32, self.clock.now());
+        let (mut turn, mut active_at) = (0u32, self.desk.clock.now());
         let mut events = Vec::with_capacity(256);
         while !self.desk.stop.load(Ordering::Relaxed) {
             let mut did = false;
@@ -318,8 +365,12 @@ impl Clerk<'_> {
                 self.take_in();
                 did = true;
             }
+            if self.desk.fenced.has_rung() {
+                self.end_the_fenced();
+                did = true;
+            }
             turn = turn.wrapping_add(1);
-            let now = self.clock.now();
+            let now = self.desk.clock.now();
             let sleeps = now - active_at > SPIN_NS;
             if self.busy.len() <= FEW {
                 for n in (0..self.busy.len()).rev() {
@@ -343,7 +394,7 @@ impl Clerk<'_> {
                 self.forget_the_calm(now);
             }
             if did {
-                active_at = self.clock.now();
+                active_at = self.desk.clock.now();
             } else {
                 // What is waited for may need this very core.
                 std::thread::yield_now();
@@ -394,9 +445,10 @@ impl Clerk<'_> {
     fn take_in(&mut self) {
         self.desk.any_newcomers.store(false, Ordering::Release);
         let newcomers = std::mem::take(&mut *lock(&self.desk.newcomers));
-        for Newcomer { id, socket, reach, arrived } in newcomers {
+        for Newcomer { id, socket, reach, arrived, active_at: shown_active_at } in newcomers {
             let waiting = !arrived.is_empty();
-            let (unsent, watches_output, is_busy, active_at) = (Vec::new(), false, true, self.clock.now());
+            let (unsent, watches_output, is_busy, active_at) =
+                (Vec::new(), false, true, self.desk.clock.now());
             let connection = Connection {
                 id,
                 socket,
@@ -407,6 +459,7 @@ impl Clerk<'_> {
                 watches_output,
                 is_busy,
                 active_at,
+                shown_active_at,
                 held_since: active_at,
             };
             self.held_bytes += connection.held_bytes();
@@ -419,6 +472,20 @@ impl Clerk<'_> {
                 continue;
             }
             self.busy.push(key);
+        }
+    }
+
+    /// Sessions have ended: what has come on their connections is answered, and then they go.
+    fn end_the_fenced(&mut self) {
+        let now = self.desk.clock.now();
+        let is_over = |connection: &Connection| !connection.reach.gate.is_open();
+        let over: Vec<usize> =
+            self.connections.iter().filter(|(_, c)| is_over(c)).map(|(key, _)| key).collect();
+        for key in over {
+            self.attend(key, now);
+            if self.connections.contains(key) {
+                self.end(key, &End::Fenced);
+            }
         }
     }
 
@@ -438,6 +505,7 @@ impl Clerk<'_> {
             Ok(did) => {
                 if did {
                     connection.active_at = now;
+                    connection.shown_active_at.store(now, Ordering::Relaxed);
                     if !connection.is_busy {
                         connection.is_busy = true;
                         self.busy.push(key);
@@ -471,6 +539,10 @@ impl Clerk<'_> {
         self.busy.retain(|busy| *busy != key);
         let why = match end {
             End::Gone => None,
+            End::Fenced => {
+                connection.say_fenced(&mut self.input);
+                None
+            }
             End::Refused(refusal) => Some(refusal.to_string()),
             End::TooMuchHeld => Some(
                 "the server needs the memory that a request without end, or replies without a reader, hold"
@@ -478,7 +550,7 @@ impl Clerk<'_> {
             ),
         };
         if let Some(why) = why {
-            if let Some(more) = self.desk.ended.say(self.clock.now()) {
+            if let Some(more) = self.desk.ended.say(self.desk.clock.now()) {
                 tracing::warn!("a connection was ended: {why}{more}");
             }
             // It fits, or the client has not read for long: then it finds the end without the reason.
@@ -560,6 +632,21 @@ impl Connection {
         self.unsent.extend_from_slice(&output.unsent()[sent..]);
         output.advance(output.len());
         ended.map_or(Ok(true), |refusal| Err(End::Refused(refusal)))
+    }
+
+    /// Tells the client that its session is fenced: whatever has not been answered was not carried out. If it does not read, it learns so when it
+    /// comes again.
+    fn say_fenced(&self, input: &mut [u8]) {
+        if self.unsent.is_empty() {
+            let mut notice = Outgoing::default();
+            put_notice(&mut notice);
+            let _ = send(&self.socket, notice.unsent());
+        }
+        for _ in 0..LAST_READS {
+            if !matches!((&mut &*self.socket).read(input), Ok(1..)) {
+                return;
+            }
+        }
     }
 
     /// Keeps what has come and is not a whole request, in no more memory than that.
