@@ -30,7 +30,7 @@ use crate::wake::Bell;
 use crate::wire;
 use gates::{Gate, Gates, Holder};
 use regions::Regions;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
 use std::fmt;
@@ -501,6 +501,14 @@ impl Host {
     pub(crate) fn speaks(&self, peer: PeerId) -> bool {
         lock(&self.callers).values().any(|(_, caller)| *caller == peer)
             || lock(&self.serving).values().any(|server| server.peer == peer)
+    }
+
+    /// The processes from which sessions were last heard of.
+    pub(crate) fn speakers(&self) -> FxHashSet<PeerId> {
+        let mut speakers: FxHashSet<PeerId> =
+            lock(&self.callers).values().map(|(_, caller)| *caller).collect();
+        speakers.extend(lock(&self.serving).values().map(|server| server.peer));
+        speakers
     }
 
     /// The caller does not wait any more.

@@ -16,6 +16,8 @@ mod backing;
 mod door;
 mod error;
 mod peer;
+#[cfg(test)]
+mod tests;
 
 pub use ask::{ServerPlace, status};
 pub use backing::Backing;
