@@ -125,3 +125,57 @@ fn connections_of_a_session_that_is_over_are_told_so_and_closed() {
     desk.stop();
     thread.join().expect("it ends");
 }
+
+/// Says as much as the socket takes: batches of 128 READs.
+fn pump(mut client: &TcpStream) {
+    let verb = [&[1, 0, 0, 0][..], &8u32.to_le_bytes(), &64u64.to_le_bytes()].concat();
+    let request = [&[1, 128, 0, 0, 0, 0, 0, 0][..], &verb.repeat(128)].concat();
+    let length = u32::try_from(request.len()).expect("short");
+    let frames = [&length.to_le_bytes()[..], &request].concat().repeat(1000);
+    client.set_nonblocking(true).expect("a socket");
+    // What the socket does not take is not sent.
+    let _ = client.write(&frames);
+}
+
+/// How much has been done for others before a READ is answered.
+fn done_before_a_read(pumping: usize) -> u64 {
+    let (_host, desk) = desk();
+    let many: Vec<_> = (0..pumping).map(|_| open(&desk, 1).expect("there is room")).collect();
+    let mut other = open(&desk, 2).expect("there is room");
+    let mut clerk = desk.clerk();
+    // Nobody is busy, and then many are.
+    while !clerk.is_calm() {
+        desk.nudge();
+        clerk.round();
+    }
+    many.iter().for_each(pump);
+    let bytes = || {
+        let mut traffic = crate::status::Traffic::default();
+        desk.report(&mut traffic);
+        traffic.bytes_in + traffic.bytes_out
+    };
+    while bytes() < 200_000 {
+        desk.nudge();
+        clerk.round();
+    }
+    let before = bytes();
+    other.write_all(&read_frame(0)).expect("sent");
+    other.set_nonblocking(true).expect("a socket");
+    for _ in 0..1000 {
+        desk.nudge();
+        clerk.round();
+        if other.peek(&mut [0]).is_ok() {
+            return bytes() - before;
+        }
+    }
+    panic!("it is not served")
+}
+
+#[test]
+fn a_session_that_asks_for_little_waits_for_little_of_what_others_ask_for() {
+    // Turns of two connections, and what is over a quantum of each.
+    for pumping in [1, 4, 11] {
+        let done = done_before_a_read(pumping);
+        assert!(done < 768 << 10, "{done} bytes of {pumping} others came first");
+    }
+}

@@ -9,6 +9,9 @@
 //! this is the end, and they are closed. Where there is no room for another connection, one whose gate is closed goes, then the idlest of the
 //! session that has most.
 //!
+//! **Turns.** Of those that have something, sessions take turns, and a session's connections take turns in those of their session; a turn ends
+//! after [`QUANTUM_BYTES`]. So who asks for little does not wait for all that others ask for, on however many connections.
+//!
 //! Memory is bounded: a connection whose replies are not read is not read from, and keeps what it was stopped at. A batch that
 //! must not be carried out ends its connection, with the reason.
 //!
@@ -32,6 +35,7 @@ use rustc_hash::FxHashMap;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use slab::Slab;
+use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -43,13 +47,18 @@ use std::sync::{Arc, Mutex};
 const SPIN_NS: Nanos = 50 * MICROSECOND;
 /// Of so many busy connections each is tried in turn; of more, the system is asked which have something.
 const FEW: usize = 4;
-/// While it tries the busy ones, the thread asks about all others every so many turns.
-const TURNS_PER_LOOK: u32 = 16;
-/// How much is read from a connection at a time: more than the longest request.
+/// While it tries the busy ones, the thread asks about all others every so many rounds.
+const ROUNDS_PER_LOOK: u32 = 16;
+/// Room for what comes of a connection: more than the longest request, and what is read in a turn.
 const READ_BYTES: usize = 512 << 10;
-const _: () = assert!(READ_BYTES > MAX_REQUEST_BYTES + 4);
-/// Replies of one turn beyond which a connection's other requests wait.
-const REPLY_BYTES: usize = 512 << 10;
+const _: () = assert!(READ_BYTES > MAX_REQUEST_BYTES + 4 + QUANTUM_OF_FEW_BYTES);
+/// So much is read from a connection in one turn, and when its replies have so many bytes, its other requests wait. When so much has been
+/// done, the thread asks who else has something.
+const QUANTUM_BYTES: usize = 64 << 10;
+/// The same when few are busy.
+const QUANTUM_OF_FEW_BYTES: usize = 128 << 10;
+/// What a turn costs beside its bytes, in bytes.
+const TURN_BYTES: usize = 256;
 /// So many requests ahead, their memory is asked for.
 const AHEAD: usize = 4;
 /// What a client may have without a reply: batches, and bytes of them and their replies.
@@ -88,6 +97,7 @@ pub(crate) enum Admitted {
 #[derive(Debug)]
 pub(crate) struct Newcomer {
     id: u64,
+    session: SessionId,
     socket: Arc<TcpStream>,
     reach: Reach,
     arrived: Vec<u8>,
@@ -215,7 +225,10 @@ impl Desk {
             batches: CREDIT_BATCHES,
             bytes: CREDIT_BYTES,
         };
-        Admitted::Yes(Box::new(Newcomer { id, socket, reach, arrived, active_at }), answer)
+        Admitted::Yes(
+            Box::new(Newcomer { id, session: who.session, socket, reach, arrived, active_at }),
+            answer,
+        )
     }
 
     /// Ends a connection whose gate is closed, or the idlest one of the session that has most, if it has more than `share`.
@@ -267,19 +280,34 @@ impl Desk {
         self.wake.wake();
     }
 
+    /// The next round does not sleep.
+    #[cfg(test)]
+    pub(super) fn nudge(&self) {
+        self.wake.wake();
+    }
+
     /// Serves until it is told to stop.
     pub(crate) fn run(&self) {
-        let mut clerk = Clerk {
+        let mut clerk = self.clerk();
+        clerk.work();
+        for connection in clerk.connections.drain() {
+            self.forget(&connection);
+        }
+    }
+
+    pub(super) fn clerk(&self) -> Clerk<'_> {
+        Clerk {
             desk: self,
             connections: Slab::new(),
             busy: Vec::new(),
             input: vec![0; READ_BYTES],
             output: Outgoing::default(),
             held_bytes: 0,
-        };
-        clerk.work();
-        for connection in clerk.connections.drain() {
-            self.forget(&connection);
+            rota: Rota::default(),
+            work: 0,
+            round: 0,
+            active_at: self.clock.now(),
+            events: Vec::with_capacity(256),
         }
     }
 
@@ -313,6 +341,9 @@ struct Connection {
     /// Whether the system tells when it takes more.
     watches_output: bool,
     is_busy: bool,
+    session: SessionId,
+    /// It waits for its turn.
+    is_queued: bool,
     active_at: Nanos,
     /// The same, to those who look for the idlest.
     shown_active_at: Arc<AtomicU64>,
@@ -323,6 +354,38 @@ struct Connection {
 impl Connection {
     fn held_bytes(&self) -> usize {
         self.arrived.capacity() + self.unsent.capacity()
+    }
+}
+
+/// Whose turn it is.
+#[derive(Default, Debug)]
+struct Rota {
+    turns: VecDeque<SessionId>,
+    /// The connections of each session that have something. Sessions that had some keep their place: they are few.
+    of: FxHashMap<SessionId, VecDeque<usize>>,
+}
+
+impl Rota {
+    fn add(&mut self, session: SessionId, key: usize) {
+        let queue = self.of.entry(session).or_default();
+        if queue.is_empty() {
+            self.turns.push_back(session);
+        }
+        queue.push_back(key);
+    }
+
+    fn next(&mut self) -> Option<usize> {
+        let session = self.turns.pop_front()?;
+        let queue = self.of.get_mut(&session)?;
+        let key = queue.pop_front();
+        if !queue.is_empty() {
+            self.turns.push_back(session);
+        }
+        key
+    }
+
+    fn is_empty(&self) -> bool {
+        self.turns.is_empty()
     }
 }
 
@@ -344,7 +407,7 @@ impl From<io::Error> for End {
 }
 
 /// The thread's state.
-struct Clerk<'a> {
+pub(super) struct Clerk<'a> {
     desk: &'a Desk,
     connections: Slab<Connection>,
     /// Those that had something just now.
@@ -353,53 +416,96 @@ struct Clerk<'a> {
     output: Outgoing,
     /// What all connections hold.
     held_bytes: usize,
+    /// Who has something and waits for its turn.
+    rota: Rota,
+    /// What has been done since the system was asked who has something, in bytes.
+    work: usize,
+    round: u32,
+    active_at: Nanos,
+    events: Vec<epoll::Event>,
 }
 
 impl Clerk<'_> {
     fn work(&mut self) {
-        let (mut turn, mut active_at) = (0u32, self.desk.clock.now());
-        let mut events = Vec::with_capacity(256);
         while !self.desk.stop.load(Ordering::Relaxed) {
-            let mut did = false;
-            if self.desk.any_newcomers.load(Ordering::Acquire) {
-                self.take_in();
-                did = true;
-            }
-            if self.desk.fenced.has_rung() {
-                self.end_the_fenced();
-                did = true;
-            }
-            turn = turn.wrapping_add(1);
-            let now = self.desk.clock.now();
-            let sleeps = now - active_at > SPIN_NS;
-            if self.busy.len() <= FEW {
-                for n in (0..self.busy.len()).rev() {
-                    did |= self.attend(self.busy[n], now);
-                }
-            } else {
-                // Those that were stopped have something though nothing comes.
-                for n in (0..self.busy.len()).rev() {
-                    let key = self.busy[n];
-                    if self.connections.get(key).is_some_and(|c| c.waiting && c.unsent.is_empty()) {
-                        did |= self.attend(key, now);
-                    }
-                }
-            }
-            if sleeps || self.busy.len() > FEW || self.busy.is_empty() || turn % TURNS_PER_LOOK == 0 {
-                let sleep = sleeps && !did;
-                if sleep {
-                    self.rest();
-                }
-                did |= self.look(&mut events, sleep, now);
-                self.forget_the_calm(now);
-            }
-            if did {
-                active_at = self.desk.clock.now();
-            } else {
-                // What is waited for may need this very core.
-                std::thread::yield_now();
+            self.round();
+        }
+    }
+
+    /// Looks for something to do, and does some of it.
+    pub(super) fn round(&mut self) {
+        let mut did = false;
+        if self.desk.any_newcomers.load(Ordering::Acquire) {
+            self.take_in();
+            did = true;
+        }
+        if self.desk.fenced.has_rung() {
+            self.end_the_fenced();
+            did = true;
+        }
+        self.round = self.round.wrapping_add(1);
+        let now = self.desk.clock.now();
+        let sleeps = now - self.active_at > SPIN_NS;
+        let quantum = self.quantum();
+        for n in (0..self.busy.len()).rev() {
+            let key = self.busy[n];
+            if self.busy.len() <= FEW && self.rota.is_empty() && self.work < quantum {
+                did |= self.attend(key, now);
+            } else if self.connections.get(key).is_some_and(|c| c.waiting && c.unsent.is_empty()) {
+                // It was stopped, and has something though nothing comes.
+                self.enqueue(key);
             }
         }
+        let is_due = self.work >= quantum || self.round % ROUNDS_PER_LOOK == 0;
+        if sleeps || is_due || self.busy.len() > FEW || self.busy.is_empty() || !self.rota.is_empty() {
+            let sleep = sleeps && !did && self.rota.is_empty();
+            if sleep {
+                self.rest();
+            }
+            did |= self.look(sleep);
+            did |= self.attend_some(now);
+            self.forget_the_calm(now);
+        }
+        if did {
+            self.active_at = self.desk.clock.now();
+        } else {
+            // What is waited for may need this very core.
+            std::thread::yield_now();
+        }
+    }
+
+    /// How much is done before others are looked at.
+    fn quantum(&self) -> usize {
+        if self.busy.len() > FEW { QUANTUM_BYTES } else { QUANTUM_OF_FEW_BYTES }
+    }
+
+    /// A connection has something: it has its turn among those of its session.
+    fn enqueue(&mut self, key: usize) {
+        if let Some(connection) = self.connections.get_mut(key).filter(|c| !c.is_queued) {
+            connection.is_queued = true;
+            self.rota.add(connection.session, key);
+        }
+    }
+
+    /// Serves those whose turn it is, until it is time to look who else has something.
+    fn attend_some(&mut self, now: Nanos) -> bool {
+        let (mut did, quantum) = (false, self.quantum());
+        self.work = 0;
+        while self.work < quantum {
+            let Some(key) = self.rota.next() else { break };
+            if let Some(connection) = self.connections.get_mut(key) {
+                connection.is_queued = false;
+                did |= self.attend(key, now);
+            }
+        }
+        did
+    }
+
+    /// Whether nobody is busy.
+    #[cfg(test)]
+    pub(super) fn is_calm(&self) -> bool {
+        let has_begun = !self.desk.any_newcomers.load(Ordering::Acquire) && !self.connections.is_empty();
+        has_begun && self.busy.is_empty()
     }
 
     /// Nobody is busy any more.
@@ -420,32 +526,33 @@ impl Clerk<'_> {
         });
     }
 
-    /// Asks the system which connections have something, and serves them.
-    fn look(&mut self, events: &mut Vec<epoll::Event>, sleep: bool, now: Nanos) -> bool {
+    /// Asks the system which connections have something.
+    fn look(&mut self, sleep: bool) -> bool {
+        let mut events = std::mem::take(&mut self.events);
         events.clear();
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let patience = if sleep { None } else { Some(&at_once) };
-        if epoll::wait(&self.desk.epoll, rustix::buffer::spare_capacity(events), patience).is_err() {
-            return false;
-        }
         let mut did = false;
-        for event in events.iter() {
-            let data = event.data;
-            match usize::try_from(data.u64()) {
-                Ok(key) if data.u64() != WOKEN => did |= self.attend(key, now),
-                _ => {
-                    self.desk.wake.settle();
-                    did = true;
+        if epoll::wait(&self.desk.epoll, rustix::buffer::spare_capacity(&mut events), patience).is_ok() {
+            for event in &events {
+                let data = event.data;
+                match usize::try_from(data.u64()) {
+                    Ok(key) if data.u64() != WOKEN => self.enqueue(key),
+                    _ => {
+                        self.desk.wake.settle();
+                        did = true;
+                    }
                 }
             }
         }
+        self.events = events;
         did
     }
 
     fn take_in(&mut self) {
         self.desk.any_newcomers.store(false, Ordering::Release);
         let newcomers = std::mem::take(&mut *lock(&self.desk.newcomers));
-        for Newcomer { id, socket, reach, arrived, active_at: shown_active_at } in newcomers {
+        for Newcomer { id, session, socket, reach, arrived, active_at: shown_active_at } in newcomers {
             let waiting = !arrived.is_empty();
             let (unsent, watches_output, is_busy, active_at) =
                 (Vec::new(), false, true, self.desk.clock.now());
@@ -458,6 +565,8 @@ impl Clerk<'_> {
                 unsent,
                 watches_output,
                 is_busy,
+                session,
+                is_queued: false,
                 active_at,
                 shown_active_at,
                 held_since: active_at,
@@ -491,18 +600,21 @@ impl Clerk<'_> {
 
     /// Serves one connection; whether it had something.
     fn attend(&mut self, key: usize, now: Nanos) -> bool {
+        let quantum = self.quantum();
         let Some(connection) = self.connections.get_mut(key) else { return false };
         let (held, held_since) = (connection.held_bytes(), connection.held_since);
-        let served = connection.serve(self.desk, &mut self.input, &mut self.output, now);
+        let served = connection.serve(self.desk, &mut self.input, &mut self.output, now, quantum);
         if connection.held_bytes() != held || connection.held_since != held_since {
             self.held_bytes = self.held_bytes - held + connection.held_bytes();
         }
-        let served = served.and_then(|did| {
+        let served = served.and_then(|bytes| {
             connection.watch(&self.desk.epoll, key)?;
-            Ok(did)
+            Ok(bytes)
         });
         let did = match served {
-            Ok(did) => {
+            Ok(bytes) => {
+                self.work += TURN_BYTES + bytes;
+                let did = bytes > 0;
                 if did {
                     connection.active_at = now;
                     connection.shown_active_at.store(now, Ordering::Relaxed);
@@ -563,19 +675,20 @@ impl Clerk<'_> {
 }
 
 impl Connection {
-    /// Sends what waits, reads, carries out, replies. Whether there was anything to do.
+    /// Sends what waits, reads, carries out, replies. How many bytes that were, of requests and replies.
     fn serve(
         &mut self,
         desk: &Desk,
         input: &mut [u8],
         output: &mut Outgoing,
         now: Nanos,
-    ) -> Result<bool, End> {
+        quantum: usize,
+    ) -> Result<usize, End> {
         if !self.unsent.is_empty() {
             let sent = send(&self.socket, &self.unsent)?;
             self.unsent.drain(..sent);
             if !self.unsent.is_empty() {
-                return Ok(sent > 0);
+                return Ok(sent);
             }
             if self.unsent.capacity() > MUCH_BYTES {
                 self.unsent = Vec::new();
@@ -584,17 +697,18 @@ impl Connection {
         let mut end = self.arrived.len();
         input[..end].copy_from_slice(&self.arrived);
         if !self.waiting {
-            match (&mut &*self.socket).read(&mut input[end..]) {
+            let limit = input.len().min(end + quantum);
+            match (&mut &*self.socket).read(&mut input[end..limit]) {
                 Ok(0) => return Err(End::Gone),
                 Ok(bytes) => end += bytes,
-                Err(error) if is_passing(&error) => return Ok(false),
+                Err(error) if is_passing(&error) => return Ok(0),
                 Err(_) => return Err(End::Gone),
             }
         }
         self.waiting = false;
         let (mut at, mut ended, mut done) = (0, None, Done::default());
         let (mut announced, mut announced_to) = (0, 0);
-        while output.len() < REPLY_BYTES {
+        while output.len() < quantum {
             while announced < AHEAD {
                 let Ok(Some(request)) = first_frame(&input[announced_to..end], MAX_REQUEST_BYTES) else {
                     break;
@@ -623,15 +737,17 @@ impl Connection {
                 }
             }
         }
-        self.waiting = output.len() >= REPLY_BYTES && ended.is_none();
+        self.waiting = output.len() >= quantum && ended.is_none();
         self.keep(&input[at..end], at > 0, now);
         (done.bytes_in, done.bytes_out) = (at as u64, output.len() as u64);
         desk.counts.add(&done);
+        // What has come may be less than a request.
+        let bytes = (at + output.len()).max(1);
         let sent = send(&self.socket, output.unsent());
         let sent = sent.inspect_err(|_| output.advance(output.len()))?;
         self.unsent.extend_from_slice(&output.unsent()[sent..]);
         output.advance(output.len());
-        ended.map_or(Ok(true), |refusal| Err(End::Refused(refusal)))
+        ended.map_or(Ok(bytes), |refusal| Err(End::Refused(refusal)))
     }
 
     /// Tells the client that its session is fenced: whatever has not been answered was not carried out. If it does not read, it learns so when it
@@ -690,5 +806,28 @@ pub(crate) fn send(mut socket: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
         Ok(0) => Err(io::ErrorKind::WriteZero.into()),
         Err(error) if is_passing(&error) => Ok(0),
         sent => sent,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_take_turns_and_so_do_the_connections_of_each() {
+        let mut rota = Rota::default();
+        let sessions = [1, 2, 3].map(SessionId::new);
+        for key in 0..1000 {
+            rota.add(sessions[0], key);
+        }
+        assert_eq!(rota.next(), Some(0));
+        rota.add(sessions[1], 2000);
+        rota.add(sessions[1], 2001);
+        rota.add(sessions[2], 3000);
+        let order: Vec<_> = std::iter::from_fn(|| rota.next()).collect();
+        assert_eq!(order[..6], [1, 2000, 3000, 2, 2001, 3]);
+        assert!(order.len() == 1002 && rota.is_empty());
+        rota.add(sessions[1], 7);
+        assert_eq!((rota.next(), rota.next()), (Some(7), None));
     }
 }
