@@ -443,15 +443,14 @@ impl Host {
         if let Some((victim, whence)) = eviction {
             self.log_eviction(victim, id.session, &whence, &actions);
         }
-        match actions.pop_if(|action| action.answers() == Some(id)) {
-            Some(HostAction::Reply { outcome, .. }) => {
-                self.carry_out(actions);
-                caller.answer(id, outcome);
-            }
-            _ => {
-                lock(&self.waiting).insert(id, Target::Server(self.id()), peer, caller);
-                self.carry_out(actions);
-            }
+        let is_answered = actions.last().and_then(HostAction::answers) == Some(id);
+        let answer = if is_answered { actions.pop() } else { None };
+        if let Some(HostAction::Reply { outcome, .. }) = answer {
+            self.carry_out(actions);
+            caller.answer(id, outcome);
+        } else {
+            lock(&self.waiting).insert(id, Target::Server(self.id()), peer, caller);
+            self.carry_out(actions);
         }
         // Only whoever is the session: when this peer hangs up, the session's lease ends soon.
         if peer != HERE && self.check(who).is_ok() {

@@ -45,7 +45,7 @@ impl Line {
 
     /// What has been answered since.
     fn answers(&mut self) -> Vec<FromServer> {
-        let mut buffer = [0; 1 << 16];
+        let mut buffer = [0; 4096];
         loop {
             match (&self.socket).read(&mut buffer) {
                 Ok(0) => panic!("the server hung up"),

@@ -328,6 +328,7 @@ impl fmt::Debug for Desk {
 
 /// A connection as the thread knows it.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each of them changes without the others")]
 struct Connection {
     id: u64,
     socket: Arc<TcpStream>,
