@@ -140,7 +140,7 @@ impl fmt::Display for CallError {
             Self::Forgotten => f.write_str("a call was repeated after its reply had been acknowledged"),
             Self::Unacknowledged { open } => write!(
                 f,
-                "{open} calls of this endpoint run or wait to be acknowledged; let the oldest end before you make more"
+                "{open} calls run or wait to be acknowledged; let the oldest end before you make more"
             ),
             Self::Failed(why) => write!(f, "the procedure failed: {why}"),
             Self::Control(error) => error.fmt(f),
@@ -227,15 +227,18 @@ pub enum Seen {
 
 /// Remembers calls so that a repeat runs at most once.
 ///
-/// Bounded, whatever a session does. A caller (an endpoint) keeps few calls open and acknowledges the rest with each new one; one with
+/// Bounded, whatever sessions do. A caller (an endpoint) keeps few calls open and acknowledges the rest with each new one; one with
 /// [`MAX_OPEN`] is told to. Of a session's callers that have nothing running, the [`MAX_CALLERS`] that called last are remembered.
-/// The replies kept for a session have [`MAX_KEPT_BYTES`], and the last one: of older ones it is only known that they were there, since
-/// whoever has not repeated a call for so long has its reply. No session takes room from another.
+/// The replies kept for a session, refusals included, have [`MAX_KEPT_BYTES`], and the last one: of older ones it is only known that they
+/// were there, since whoever has not repeated a call for so long has its reply. All sessions together have [`MAX_OPEN_IN_TABLE`] calls and
+/// [`MAX_KEPT_BYTES_IN_TABLE`]; beyond that the session that has most gives way, so that none takes room from one that has little.
 /// Invariant: a sequence number below `acknowledged_below` is not in `done`. It may be in `running` until it finishes (the
 /// caller gave up on it); its outcome is then not kept.
 #[derive(Default, Debug)]
 pub struct CallTable {
     sessions: FxHashMap<SessionId, Calls>,
+    /// What all of them hold.
+    held: Held,
     clock: u64,
 }
 
@@ -244,9 +247,23 @@ pub const MAX_CALLERS: usize = 1024;
 /// How many calls a caller may have that run, or whose replies it has not acknowledged.
 pub const MAX_OPEN: usize = 1024;
 /// How many a session's callers may have together, before some are forgotten.
-const MAX_OPEN_OF_ALL: usize = 16 * MAX_OPEN;
+pub const MAX_OPEN_OF_SESSION: usize = 16 * MAX_OPEN;
+/// How many all sessions may have together; one that has fewer than [`SHARE_OPEN`] is served nevertheless.
+pub const MAX_OPEN_IN_TABLE: usize = 64 * MAX_OPEN;
+const SHARE_OPEN: usize = MAX_OPEN / 4;
 /// How many bytes of replies are kept for a session, beside the last one.
 pub const MAX_KEPT_BYTES: usize = 1 << 20;
+/// How many are kept for all sessions, beside the last one of each.
+pub const MAX_KEPT_BYTES_IN_TABLE: usize = 64 << 20;
+
+/// What is held of calls.
+#[derive(Clone, Copy, Default, Debug)]
+struct Held {
+    /// Calls that run, or whose replies are not acknowledged.
+    open: usize,
+    /// Bytes of those replies.
+    bytes: usize,
+}
 
 /// A session's calls.
 #[derive(Default, Debug)]
@@ -254,7 +271,7 @@ struct Calls {
     callers: FxHashMap<u64, Caller>,
     /// Replies in the order in which they came, by caller and sequence number; some were acknowledged since.
     kept: VecDeque<(u64, u64)>,
-    kept_bytes: usize,
+    held: Held,
 }
 
 #[derive(Default, Debug)]
@@ -271,12 +288,12 @@ impl Caller {
     }
 }
 
-/// What a reply takes.
+/// What a reply takes, as long as it is kept.
 fn bytes_of(outcome: &CallOutcome) -> usize {
     match outcome {
         Ok(reply) => reply.len(),
-        Err(CallError::Failed(why)) => why.len(),
-        Err(_) => 0,
+        Err(CallError::Forgotten) => 0,
+        Err(error) => crate::wire::encode(error).len(),
     }
 }
 
@@ -287,24 +304,21 @@ impl Calls {
             caller.acknowledged_below = below;
             let kept = caller.done.split_off(&below);
             let gone = std::mem::replace(&mut caller.done, kept);
-            self.kept_bytes -= gone.values().map(bytes_of).sum::<usize>();
+            self.held.open -= gone.len();
+            self.held.bytes -= gone.values().map(bytes_of).sum::<usize>();
         }
     }
 
     fn keep(&mut self, endpoint: u64, sequence: u64, outcome: &CallOutcome) {
         let Some(caller) = self.callers.get_mut(&endpoint) else { return };
-        caller.done.insert(sequence, outcome.clone());
-        self.kept.push_back((endpoint, sequence));
-        self.kept_bytes += bytes_of(outcome);
-        while self.kept_bytes > MAX_KEPT_BYTES && self.kept.len() > 1 {
-            let Some((endpoint, sequence)) = self.kept.pop_front() else { break };
-            let done = self.callers.get_mut(&endpoint).and_then(|caller| caller.done.get_mut(&sequence));
-            if let Some(outcome) = done {
-                self.kept_bytes -= bytes_of(outcome);
-                *outcome = Err(CallError::Forgotten);
-            }
+        match caller.done.insert(sequence, outcome.clone()) {
+            None => self.held.open += 1,
+            Some(before) => self.held.bytes -= bytes_of(&before),
         }
-        if self.kept.len() > 2 * self.open() + MAX_OPEN {
+        self.kept.push_back((endpoint, sequence));
+        self.held.bytes += bytes_of(outcome);
+        while self.held.bytes > MAX_KEPT_BYTES && self.forget_reply() {}
+        if self.kept.len() > 2 * self.held.open + MAX_OPEN {
             let callers = &self.callers;
             self.kept.retain(|(endpoint, sequence)| {
                 callers.get(endpoint).is_some_and(|caller| caller.done.contains_key(sequence))
@@ -312,77 +326,170 @@ impl Calls {
         }
     }
 
-    fn open(&self) -> usize {
-        self.callers.values().map(Caller::open).sum()
+    /// Forgets the oldest reply, but not that it was there; false if it is the only one.
+    fn forget_reply(&mut self) -> bool {
+        if self.kept.len() <= 1 {
+            return false;
+        }
+        let Some((endpoint, sequence)) = self.kept.pop_front() else { return false };
+        let done = self.callers.get_mut(&endpoint).and_then(|caller| caller.done.get_mut(&sequence));
+        if let Some(outcome) = done {
+            self.held.bytes -= bytes_of(outcome);
+            *outcome = Err(CallError::Forgotten);
+        }
+        true
     }
 
-    /// Forgets half of the callers that have nothing running, those that called longest ago.
-    fn forget_oldest(&mut self) {
-        let mut idle: Vec<u64> =
-            self.callers.values().filter(|c| c.running.is_empty()).map(|c| c.called_at).collect();
+    /// Forgets half of the callers that have nothing running, those that called longest ago, but not the one that calls now.
+    fn forget_oldest(&mut self, calling: Option<u64>) {
+        let is_idle =
+            |endpoint: &u64, caller: &Caller| caller.running.is_empty() && Some(*endpoint) != calling;
+        let idle = self.callers.iter().filter(|(endpoint, caller)| is_idle(endpoint, caller));
+        let mut idle: Vec<u64> = idle.map(|(_, caller)| caller.called_at).collect();
         idle.sort_unstable();
-        if let Some(limit) = idle.get(idle.len() / 2).copied() {
-            let kept_bytes = &mut self.kept_bytes;
-            self.callers.retain(|_, caller| {
-                let stays = !caller.running.is_empty() || caller.called_at >= limit;
-                if !stays {
-                    *kept_bytes -= caller.done.values().map(bytes_of).sum::<usize>();
-                }
-                stays
-            });
+        let Some(last) = idle.len().div_ceil(2).checked_sub(1).and_then(|n| idle.get(n).copied()) else {
+            return;
+        };
+        let held = &mut self.held;
+        self.callers.retain(|endpoint, caller| {
+            let stays = !is_idle(endpoint, caller) || caller.called_at > last;
+            if !stays {
+                held.open -= caller.done.len();
+                held.bytes -= caller.done.values().map(bytes_of).sum::<usize>();
+            }
+            stays
+        });
+    }
+
+    /// Whether the caller may have one more call open; how many are, if not.
+    fn admit(&mut self, endpoint: u64) -> Result<(), usize> {
+        let is_new = !self.callers.contains_key(&endpoint);
+        if self.held.open >= MAX_OPEN_OF_SESSION || (is_new && self.callers.len() >= MAX_CALLERS) {
+            self.forget_oldest(Some(endpoint));
+        }
+        let is_full =
+            self.held.open >= MAX_OPEN_OF_SESSION || (is_new && self.callers.len() >= 2 * MAX_CALLERS);
+        if is_full { Err(self.held.open) } else { Ok(()) }
+    }
+
+    /// What is known of a call; `None`: it is new, and may be made as far as its caller is concerned.
+    fn recall(&mut self, call: &Call, now: u64) -> Option<Seen> {
+        let CallId { endpoint, sequence, .. } = call.id;
+        if !self.callers.contains_key(&endpoint) {
+            return None;
+        }
+        self.acknowledge(endpoint, call.acknowledged_below);
+        let caller = self.callers.get_mut(&endpoint)?;
+        caller.called_at = now;
+        if let Some(outcome) = caller.done.get(&sequence) {
+            Some(match outcome {
+                Err(CallError::Forgotten) => Seen::Forgotten,
+                outcome => Seen::Done(outcome.clone()),
+            })
+        } else if caller.running.contains(&sequence) {
+            Some(Seen::Running)
+        } else if sequence < caller.acknowledged_below {
+            Some(Seen::Forgotten)
+        } else {
+            (caller.open() >= MAX_OPEN).then(|| too_many(caller.open()))
         }
     }
+
+    /// Notes a new call.
+    fn enter(&mut self, call: &Call, now: u64) -> Seen {
+        let CallId { endpoint, sequence, .. } = call.id;
+        self.acknowledge(endpoint, call.acknowledged_below);
+        let caller = self.callers.entry(endpoint).or_default();
+        caller.called_at = now;
+        if sequence < caller.acknowledged_below {
+            return Seen::Forgotten;
+        }
+        if caller.running.insert(sequence) {
+            self.held.open += 1;
+        }
+        Seen::New
+    }
+
+    fn finish(&mut self, id: CallId, outcome: &CallOutcome) {
+        let Some(caller) = self.callers.get_mut(&id.endpoint) else { return };
+        if caller.running.remove(&id.sequence) {
+            self.held.open -= 1;
+        }
+        let keep =
+            !matches!(outcome, Err(CallError::Busy { .. })) && id.sequence >= caller.acknowledged_below;
+        if keep {
+            self.keep(id.endpoint, id.sequence, outcome);
+        }
+    }
+}
+
+fn too_many(open: usize) -> Seen {
+    Seen::TooMany { open: u32::try_from(open).unwrap_or(u32::MAX) }
 }
 
 impl CallTable {
     /// Notes the call, unless it was seen.
     pub fn begin(&mut self, call: &Call) -> Seen {
-        let CallId { session, endpoint, sequence, .. } = call.id;
-        let calls = self.sessions.entry(session).or_default();
-        // What all have open is looked at when the caller is new: one that is known has few.
-        let is_new = !calls.callers.contains_key(&endpoint);
-        if is_new && (calls.callers.len() >= MAX_CALLERS || calls.open() >= MAX_OPEN_OF_ALL) {
-            calls.forget_oldest();
-        }
-        if is_new && calls.callers.len() >= 2 * MAX_CALLERS {
-            return Seen::TooMany { open: u32::try_from(calls.open()).unwrap_or(u32::MAX) };
-        }
+        let CallId { session, endpoint, .. } = call.id;
         self.clock += 1;
-        calls.acknowledge(endpoint, call.acknowledged_below);
-        let caller = calls.callers.entry(endpoint).or_default();
-        caller.called_at = self.clock;
-        if let Some(outcome) = caller.done.get(&sequence) {
-            match outcome {
-                Err(CallError::Forgotten) => Seen::Forgotten,
-                outcome => Seen::Done(outcome.clone()),
-            }
-        } else if caller.running.contains(&sequence) {
-            Seen::Running
-        } else if sequence < caller.acknowledged_below {
-            Seen::Forgotten
-        } else if caller.open() >= MAX_OPEN {
-            Seen::TooMany { open: u32::try_from(caller.open()).unwrap_or(u32::MAX) }
-        } else {
-            caller.running.insert(sequence);
-            Seen::New
+        let now = self.clock;
+        if let Some(seen) = self.change(session, |calls| calls.recall(call, now)) {
+            return seen;
         }
+        match self.admit(session, endpoint) {
+            Ok(()) => self.change(session, |calls| calls.enter(call, now)),
+            Err(open) => too_many(open),
+        }
+    }
+
+    /// Whether one more call has room, when whoever has most has made some; how many are open, if not.
+    fn admit(&mut self, session: SessionId, endpoint: u64) -> Result<(), usize> {
+        let own = self.change(session, |calls| calls.admit(endpoint).map(|()| calls.held.open))?;
+        if self.held.open >= MAX_OPEN_IN_TABLE && own >= SHARE_OPEN {
+            let most = self.sessions.iter().max_by_key(|(_, calls)| calls.held.open);
+            if let Some(greediest) = most.map(|(session, _)| *session) {
+                self.change(greediest, |calls| {
+                    calls.forget_oldest((greediest == session).then_some(endpoint));
+                });
+            }
+            if self.held.open >= MAX_OPEN_IN_TABLE {
+                return Err(own);
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes what is known of a session, and counts what it holds then.
+    fn change<T>(&mut self, session: SessionId, change: impl FnOnce(&mut Calls) -> T) -> T {
+        let calls = self.sessions.entry(session).or_default();
+        let before = calls.held;
+        let result = change(calls);
+        self.held.open = self.held.open - before.open + calls.held.open;
+        self.held.bytes = self.held.bytes - before.bytes + calls.held.bytes;
+        result
     }
 
     /// Keeps the outcome of a call that ran. A refusal that left nothing behind (`Busy`) is not kept: a repeat may run.
     pub fn finish(&mut self, id: CallId, outcome: &CallOutcome) {
-        let Some(calls) = self.sessions.get_mut(&id.session) else { return };
-        let Some(caller) = calls.callers.get_mut(&id.endpoint) else { return };
-        caller.running.remove(&id.sequence);
-        let keep =
-            !matches!(outcome, Err(CallError::Busy { .. })) && id.sequence >= caller.acknowledged_below;
-        if keep {
-            calls.keep(id.endpoint, id.sequence, outcome);
+        if !self.sessions.contains_key(&id.session) {
+            return;
+        }
+        self.change(id.session, |calls| calls.finish(id, outcome));
+        while self.held.bytes > MAX_KEPT_BYTES_IN_TABLE {
+            let most = self.sessions.iter().max_by_key(|(_, calls)| calls.held.bytes);
+            let Some(greediest) = most.map(|(session, _)| *session) else { return };
+            if !self.change(greediest, Calls::forget_reply) {
+                return;
+            }
         }
     }
 
     /// Forgets a session that is closed or fenced.
     pub fn forget(&mut self, session: SessionId) {
-        self.sessions.remove(&session);
+        if let Some(calls) = self.sessions.remove(&session) {
+            self.held.open -= calls.held.open;
+            self.held.bytes -= calls.held.bytes;
+        }
     }
 
     /// How many outcomes are kept.
@@ -392,7 +499,7 @@ impl CallTable {
 
     /// How many bytes they have.
     pub fn kept_bytes(&self) -> usize {
-        self.sessions.values().map(|calls| calls.kept_bytes).sum()
+        self.held.bytes
     }
 }
 
@@ -454,6 +561,7 @@ mod tests {
         assert_eq!(table.begin(&call(0, 0)), Seen::Forgotten);
         table.finish(call(1, 1).id, &Ok(vec![8]));
         assert_eq!(table.begin(&call(1, 1)), Seen::Done(Ok(vec![8])));
+        check_counts(&table);
         for caller in table.sessions.values().flat_map(|calls| calls.callers.values()) {
             assert!(caller.running.is_empty());
             assert!(caller.done.keys().all(|sequence| *sequence >= caller.acknowledged_below));
@@ -521,6 +629,95 @@ mod tests {
         assert!(matches!(table.begin(&long), Seen::Done(Ok(_))));
         assert_eq!(table.begin(&call(2, 2)), Seen::New);
         assert_eq!(table.kept_bytes(), 0, "and its bytes are counted once");
+    }
+
+    #[test]
+    fn refusals_take_what_their_text_takes() {
+        let mut table = CallTable::default();
+        for sequence in 0..100 {
+            assert_eq!(table.begin(&call(sequence, 0)), Seen::New);
+            let error = ControlError::BadRequest { why: "x".repeat(1 << 16) };
+            table.finish(call(sequence, 0).id, &Err(error.into()));
+            assert!(table.kept_bytes() <= MAX_KEPT_BYTES);
+        }
+        assert_eq!(table.begin(&call(0, 0)), Seen::Forgotten);
+        assert_eq!(table.begin(&call(100, 100)), Seen::New);
+        assert_eq!((table.kept(), table.kept_bytes()), (0, 0));
+    }
+
+    /// A call of a session, at an endpoint.
+    fn call_of(session: u16, endpoint: u64, sequence: u64) -> Call {
+        let id = CallId { session: SessionId::new(session), term: 1, endpoint, sequence };
+        Call { id, ..call(0, 0) }
+    }
+
+    /// What is held is what is counted.
+    fn check_counts(table: &CallTable) {
+        let callers = || table.sessions.values().flat_map(|calls| calls.callers.values());
+        assert_eq!(table.held.open, callers().map(Caller::open).sum::<usize>());
+        let bytes = callers().flat_map(|caller| caller.done.values()).map(bytes_of).sum::<usize>();
+        assert_eq!(table.kept_bytes(), bytes);
+        for calls in table.sessions.values() {
+            assert_eq!(calls.held.open, calls.callers.values().map(Caller::open).sum::<usize>());
+        }
+    }
+
+    #[test]
+    fn endpoints_that_are_known_bring_no_more_calls_than_a_session_may_have() {
+        let mut table = CallTable::default();
+        let make = |table: &mut CallTable, call: &Call| {
+            let seen = table.begin(call);
+            table.finish(call.id, &Ok(vec![1]));
+            seen
+        };
+        for endpoint in 0..MAX_CALLERS as u64 {
+            assert_eq!(make(&mut table, &call_of(1, endpoint, 0)), Seen::New);
+        }
+        for endpoint in 0..64 {
+            for sequence in 1..MAX_OPEN as u64 {
+                assert_eq!(make(&mut table, &call_of(1, endpoint, sequence)), Seen::New);
+                assert!(table.kept() <= MAX_OPEN_OF_SESSION);
+            }
+            let last = call_of(1, endpoint, MAX_OPEN as u64 - 1);
+            assert_eq!(table.begin(&last), Seen::Done(Ok(vec![1])), "who calls is not forgotten");
+        }
+        check_counts(&table);
+        // Nothing can be forgotten of calls that run.
+        let mut table = CallTable::default();
+        let accepted = (0..32 * MAX_OPEN as u64)
+            .filter(|n| table.begin(&call_of(1, n % 64, n / 64)) == Seen::New)
+            .count();
+        assert_eq!(accepted, MAX_OPEN_OF_SESSION);
+        assert_eq!(table.begin(&call_of(1, 0, 0)), Seen::Running, "a repeat is known");
+        check_counts(&table);
+    }
+
+    #[test]
+    fn all_sessions_together_have_a_bound_and_who_has_little_is_served() {
+        let mut table = CallTable::default();
+        let reply = Ok(vec![7; 2048]);
+        for session in 1..=80 {
+            for n in 0..2 * MAX_OPEN as u64 {
+                let call = call_of(session, n % 8, n / 8);
+                assert_eq!(table.begin(&call), Seen::New);
+                table.finish(call.id, &reply);
+            }
+            assert!(table.kept() <= MAX_OPEN_IN_TABLE && table.kept_bytes() <= MAX_KEPT_BYTES_IN_TABLE);
+        }
+        check_counts(&table);
+        // Calls that run cannot be forgotten: whoever has more than its share is refused, others are not.
+        let mut table = CallTable::default();
+        for n in 0..(MAX_OPEN_IN_TABLE + MAX_OPEN) as u64 {
+            let session = u16::try_from(n % 8 + 1).unwrap();
+            table.begin(&call_of(session, n / 8 % 32, n / 256));
+        }
+        assert_eq!(table.held.open, MAX_OPEN_IN_TABLE);
+        assert!(matches!(table.begin(&call_of(1, 0, 1000)), Seen::TooMany { .. }));
+        assert_eq!(table.begin(&call_of(9, 0, 0)), Seen::New);
+        for session in 1..=9 {
+            table.forget(SessionId::new(session));
+        }
+        assert_eq!(table.held.open, 0);
     }
 
     #[test]

@@ -30,6 +30,7 @@ mod doubt;
 pub mod endpoint;
 pub mod error;
 pub mod exec;
+pub mod files;
 pub mod label;
 pub mod marks;
 pub mod mem;

@@ -11,9 +11,8 @@ use crate::metrics::Metrics;
 use crate::options::{Options, StartError};
 use crate::store::Backing;
 use farwood_fabric::clock::RealClock;
-use farwood_fabric::{Cluster, Executor};
+use farwood_fabric::{Cluster, Executor, files};
 use farwood_index::IndexError;
-use rustix::process::{Resource, getrlimit, setrlimit};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -43,7 +42,7 @@ impl Gateway {
         if !options.listen.ip().is_loopback() && options.password.is_none() {
             return Err(StartError::Unprotected(options.listen));
         }
-        raise_file_limit(options.max_clients);
+        files::raise_limit(options.max_clients as u64 + FILES_BESIDE_CLIENTS);
         let listener = listen(options.listen).map_err(|error| StartError::Listen(options.listen, error))?;
         let address = listener.local_addr().map_err(StartError::System)?;
         let metrics_at = options.metrics;
@@ -102,16 +101,6 @@ impl Drop for Gateway {
         if let Some(first) = self.first.take() {
             let _ = first.join();
         }
-    }
-}
-
-/// A client is an open file, and systems let a process have few unless it asks. If there are to be no more, accepting says so.
-fn raise_file_limit(clients: usize) {
-    let mut limit = getrlimit(Resource::Nofile);
-    let wanted = clients as u64 + FILES_BESIDE_CLIENTS;
-    if limit.current.is_some_and(|current| current < wanted) {
-        limit.current = Some(limit.maximum.map_or(wanted, |most| most.min(wanted)));
-        let _ = setrlimit(Resource::Nofile, limit);
     }
 }
 

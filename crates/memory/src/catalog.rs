@@ -122,6 +122,9 @@ impl Catalog {
 
     /// Finds a ready index.
     pub(crate) fn open(&self, name: &str, engine: Option<&str>) -> Result<IndexInfo, ControlError> {
+        if let Some(engine) = engine {
+            check_length("the engine's name", engine, MAX_ENGINE_BYTES)?;
+        }
         let (slot, entry) = self.find(name)?;
         if let Some(wanted) = engine.filter(|wanted| *wanted != entry.engine) {
             let (name, engine, wanted) = (entry.name.clone(), entry.engine.clone(), wanted.to_owned());
@@ -223,7 +226,9 @@ impl Catalog {
         Ok(())
     }
 
+    /// The index of that name. A name that no index can have is not repeated in the refusal.
     fn find(&self, name: &str) -> Result<(u16, &Entry), ControlError> {
+        check_length("the name", name, MAX_NAME_BYTES)?;
         self.entries()
             .find(|(_, entry)| entry.name == name)
             .ok_or_else(|| ControlError::NoSuchIndex { name: name.to_owned() })
@@ -259,11 +264,17 @@ impl Catalog {
     }
 }
 
+fn check_length(what: &str, text: &str, max_bytes: usize) -> Result<(), ControlError> {
+    if text.len() <= max_bytes {
+        return Ok(());
+    }
+    Err(ControlError::BadName { why: format!("{what} has {} bytes, at most {max_bytes} fit", text.len()) })
+}
+
 fn check_text(what: &str, text: &str, max_bytes: usize) -> Result<(), ControlError> {
+    check_length(what, text, max_bytes)?;
     let why = if text.is_empty() {
         format!("{what} is empty")
-    } else if text.len() > max_bytes {
-        format!("{what} has {} bytes, at most {max_bytes} fit", text.len())
     } else if text.chars().any(char::is_control) {
         format!("{what} contains a control character")
     } else {

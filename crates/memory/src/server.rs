@@ -1,6 +1,6 @@
 //! One call: was it seen before, may the caller ask, and in which order are the actions.
 //!
-//! 1. The caller is looked up: what comes from a session that is not active here is refused, and leaves no trace.
+//! 1. A request that is longer than any makes sense is refused. The caller is looked up: what comes from a session that is not active here is refused, and leaves no trace.
 //!    Only `OpenSession` is taken from nobody.
 //! 2. The call table: a repeat of a running call is ignored (the one reply goes to whoever asked last), a repeat of
 //!    a finished one gets the kept outcome.
@@ -21,12 +21,14 @@ use crate::control::Answer;
 use crate::epochs::EpochClock;
 use crate::host::{Admission, Host, Job};
 use crate::labels::Labels;
-use crate::layout::{self, FORMAT_VERSION, Layout, MAGIC, superblock};
+use crate::layout::{
+    self, FORMAT_VERSION, Layout, MAGIC, MAX_CONFIG_BYTES, MAX_ENGINE_BYTES, MAX_NAME_BYTES, superblock,
+};
 use crate::sessions::{SessionTable, State};
 use farwood_fabric::addr::{RegionId, SessionId};
 use farwood_fabric::call::{Call, CallError, CallId, CallOutcome, CallTable, Principal, Seen};
 use farwood_fabric::clock::Nanos;
-use farwood_fabric::control::{IndexId, JOURNAL_BYTES, Request};
+use farwood_fabric::control::{ControlError, IndexId, JOURNAL_BYTES, Request};
 use farwood_fabric::procedure::{ProcedureId, ProcedureSet};
 use farwood_fabric::region::{Identity, RegionSpec};
 use farwood_fabric::server::{HostAction, ServerLogic, ServerMemory, StartError};
@@ -224,6 +226,9 @@ impl Server {
         if call.procedure != ProcedureId::CONTROL {
             return self.call_procedure(memory, procedures, call);
         }
+        if let Err(refusal) = check_length(&call.request) {
+            return vec![reply(id, Err(refusal.into()))];
+        }
         let Ok(request) = decode::<Request>(&call.request) else {
             return vec![reply(id, Err(CallError::Malformed))];
         };
@@ -333,6 +338,17 @@ impl Server {
     pub(crate) fn clear_journal(&self, memory: &dyn ServerMemory, slot: u16) {
         layout::clear(memory, RegionId::BOARD, self.layout.journal(slot).offset(), JOURNAL_BYTES);
     }
+}
+
+/// Nothing that is asked of the server itself is longer: the longest names an index with its configuration.
+const MAX_REQUEST_BYTES: usize = MAX_NAME_BYTES + MAX_ENGINE_BYTES + MAX_CONFIG_BYTES + (4 << 10);
+
+fn check_length(request: &[u8]) -> Result<(), ControlError> {
+    if request.len() <= MAX_REQUEST_BYTES {
+        return Ok(());
+    }
+    let why = format!("it has {} bytes, at most {MAX_REQUEST_BYTES} make sense; shorten it", request.len());
+    Err(ControlError::BadRequest { why })
 }
 
 fn reply(to: CallId, outcome: CallOutcome) -> HostAction {

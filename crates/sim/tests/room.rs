@@ -165,7 +165,10 @@ fn a_put_is_not_refused_before_its_turn() {
         let mut pipeline: Pipeline<Work, ()> = Pipeline::new(Boxes::new(endpoint.company()));
         let (sleeper, deleted, put) = (endpoint.clone(), Rc::clone(&index), Rc::clone(&index));
         let works: Vec<Work> = vec![
-            Box::pin(async move { Ok(sleeper.sleep(60 * SECOND).await) }),
+            Box::pin(async move {
+                sleeper.sleep(60 * SECOND).await;
+                Ok(())
+            }),
             Box::pin(
                 async move { deleted.delete(&0u64.to_be_bytes()).await.map(|was_there| assert!(was_there)) },
             ),
@@ -189,7 +192,7 @@ fn a_put_is_not_refused_before_its_turn() {
 async fn puts_that_are_dropped(index: Index, endpoint: Endpoint, task: u64, bytes: usize) -> u64 {
     let mut dropped = 0;
     for n in 0..60u64 {
-        let (key, value) = ((task << 32 | n % 5).to_be_bytes(), vec![7; bytes]);
+        let (key, value) = (((task << 32) | (n % 5)).to_be_bytes(), vec![7; bytes]);
         let mut polls = endpoint.random_below(40);
         {
             let mut put = pin!(index.put(&key, &value));
@@ -214,7 +217,7 @@ async fn puts_that_are_dropped(index: Index, endpoint: Endpoint, task: u64, byte
         }
     }
     for n in 0..5u64 {
-        index.delete(&(task << 32 | n).to_be_bytes()).await.unwrap();
+        index.delete(&((task << 32) | n).to_be_bytes()).await.unwrap();
     }
     dropped
 }

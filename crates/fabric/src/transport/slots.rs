@@ -73,11 +73,11 @@ impl<T> Slots<T> {
     }
 
     /// All that are under way fail, as `failure` says of each. Whom to wake, when nothing is borrowed any more.
-    pub(crate) fn end(&mut self, mut failure: impl FnMut(usize, &T) -> Box<BatchFailure>) -> Vec<Waker> {
+    pub(crate) fn end(&mut self, mut failure: impl FnMut(usize, &mut T) -> Box<BatchFailure>) -> Vec<Waker> {
         let mut wakers = Vec::new();
         for key in 0..self.slots.len() {
             let slot = &mut self.slots[key];
-            let Some(batch) = &slot.batch else { continue };
+            let Some(batch) = &mut slot.batch else { continue };
             if slot.result.is_none() {
                 slot.result = Some(Err(failure(key, batch)));
             }

@@ -111,6 +111,27 @@ fn answers_that_nobody_reads_do_not_fill_a_server() {
     });
 }
 
+/// Systems let a process have few files unless it asks, and one session's connections were enough to use them up.
+#[test]
+fn a_server_asks_for_as_many_files_as_it_may_need() {
+    let mut child = std::process::Command::new("sh")
+        .args(["-c", "ulimit -Sn 128; exec \"$@\"", "sh"])
+        .arg(farwood().get_program())
+        .args(["serve", "--memory", "64MiB", "--listen", "127.0.0.1:0"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a server starts");
+    child.stdout.as_mut().expect("piped").read_exact(&mut [0; 13]).expect("it says where");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", child.id())).expect("it runs");
+    let _ = child.kill();
+    let _ = child.wait();
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).expect("it is there");
+    let mut limits = files.split_whitespace().skip(3);
+    let limits: [Option<u64>; 2] = std::array::from_fn(|_| limits.next().and_then(|n| n.parse().ok()));
+    let [Some(soft), hard] = limits else { return };
+    assert!(soft >= hard.unwrap_or(u64::MAX).min(10_000), "{files}");
+}
+
 #[test]
 fn an_eviction_is_logged_with_who_asked_for_it() {
     let folder = Folder::new();

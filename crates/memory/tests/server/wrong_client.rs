@@ -291,6 +291,29 @@ fn who_never_acknowledges_is_stopped_and_others_are_not() {
     understand(outcome(&call, world.send(&call))).expect("it is served again");
 }
 
+/// A refusal that repeats a name is kept until it is acknowledged: a name as long as a message would fill the server.
+#[test]
+fn what_is_too_long_is_refused_and_not_repeated() {
+    let mut world = coordinator();
+    let (me, _) = world.open().expect("room");
+    let open = |name: String| Request::OpenIndex { name, engine: None };
+    for bytes in [5 << 10, 16 << 20] {
+        let refusal = world.ask(me, open("a".repeat(bytes)));
+        assert!(crate::driver::is_bad_request(&refusal), "{refusal:?}");
+    }
+    for request in [
+        open("a".repeat(65)),
+        Request::BeginDrop { name: "a".repeat(4000) },
+        Request::OpenIndex { name: "a".into(), engine: Some("e".repeat(33)) },
+    ] {
+        let refusal = world.ask(me, request);
+        let Err(CallError::Control(ControlError::BadName { why })) = refusal else { panic!("{refusal:?}") };
+        assert!(why.len() < 100, "{why}");
+    }
+    let name = "a".repeat(64);
+    assert_eq!(world.ask(me, open(name.clone())), refused(ControlError::NoSuchIndex { name }));
+}
+
 #[test]
 fn objects_of_others_are_not_freed_with_their_chunk() {
     let mut world = coordinator();

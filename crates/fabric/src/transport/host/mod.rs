@@ -9,6 +9,8 @@
 
 pub(crate) mod gates;
 pub(crate) mod regions;
+#[cfg(test)]
+pub(crate) mod tests;
 mod workers;
 
 use super::Inbox;
@@ -24,10 +26,11 @@ use crate::rarely::Rarely;
 use crate::region::{Identity, Permissions, RegionTable};
 use crate::server::{HostAction, ServerLogic, StartError};
 use crate::status::{Pages, ServerStatus, Traffic};
+use crate::wake::Bell;
 use crate::wire;
 use gates::{Gate, Gates, Holder};
 use regions::Regions;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
 use std::fmt;
@@ -58,6 +61,8 @@ pub(crate) trait SessionServer: Send + Sync + fmt::Debug {
     fn incoming(&self, session: SessionId, term: u64, call: Call);
     /// A session that it served has ended.
     fn ended(&self, session: SessionId, term: u64);
+    /// How many bytes wait for it to read them.
+    fn unread(&self) -> usize;
 }
 
 /// Where calls to a session go.
@@ -80,6 +85,11 @@ impl Serving {
             Self::Here(inbox) => inbox.close(),
             Self::Peer(peer) => peer.ended(session, term),
         }
+    }
+
+    /// Whether more calls wait to be read than it should be sent.
+    fn is_behind(&self) -> bool {
+        matches!(self, Self::Peer(peer) if peer.unread() > MAX_UNREAD_BYTES)
     }
 }
 
@@ -105,6 +115,11 @@ const MAX_ASKERS: usize = 16;
 
 /// How many calls of one process may wait for sessions to answer: sessions may take as long as they like.
 const MAX_WAITING: u32 = 16 << 10;
+/// How many calls of all processes may wait; one that has fewer than its share is served nevertheless.
+const MAX_WAITING_OF_ALL: usize = 64 << 10;
+const SHARE_WAITING: u32 = 128;
+/// Calls that a session's process has not read: beyond so many bytes it is sent no more.
+const MAX_UNREAD_BYTES: usize = 16 << 20;
 
 /// The calls that have not been answered.
 #[derive(Default, Debug)]
@@ -115,30 +130,26 @@ struct AllWaiting {
 }
 
 impl AllWaiting {
-    /// Gives the caller back if that process has too many already.
-    fn insert(
-        &mut self,
-        id: CallId,
-        target: Target,
-        peer: PeerId,
-        caller: Arc<dyn Caller>,
-    ) -> Result<(), Arc<dyn Caller>> {
-        let entry = match self.calls.entry(id) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => {
-                let count = self.by.entry(peer).or_default();
-                if *count >= MAX_WAITING && peer != HERE {
-                    return Err(caller);
-                }
-                *count += 1;
-                entry.insert(Waiting { target, by: peer, askers: SmallVec::new() })
-            }
-        };
-        if entry.askers.len() == MAX_ASKERS {
-            entry.askers.remove(0);
+    /// Whether a call of that process may wait: it does already, or there is room.
+    fn check_room(&self, id: CallId, peer: PeerId) -> Result<(), CallError> {
+        let own = self.by.get(&peer).copied().unwrap_or(0);
+        let is_full = own >= MAX_WAITING || (own >= SHARE_WAITING && self.calls.len() >= MAX_WAITING_OF_ALL);
+        if is_full && peer != HERE && !self.calls.contains_key(&id) {
+            return Err(CallError::Busy { queued: own });
         }
-        entry.askers.push((peer, caller));
         Ok(())
+    }
+
+    /// There is room for it.
+    fn insert(&mut self, id: CallId, target: Target, peer: PeerId, caller: Arc<dyn Caller>) {
+        let waiting = self.calls.entry(id).or_insert_with(|| {
+            *self.by.entry(peer).or_default() += 1;
+            Waiting { target, by: peer, askers: SmallVec::new() }
+        });
+        if waiting.askers.len() == MAX_ASKERS {
+            waiting.askers.remove(0);
+        }
+        waiting.askers.push((peer, caller));
     }
 
     fn remove(&mut self, id: CallId) -> Option<Waiting> {
@@ -192,6 +203,8 @@ pub(crate) struct Host {
     /// By which procedures take part in the atomics of an RDMA device.
     loopback: OnceLock<Arc<Loopback>>,
     evictions: Rarely,
+    /// Rings when gates of a session were closed: whoever serves connections behind them ends those.
+    fenced: OnceLock<Arc<Bell>>,
 }
 
 #[derive(Debug)]
@@ -255,6 +268,7 @@ impl Host {
             calls: AtomicU64::new(0),
             loopback: OnceLock::new(),
             evictions: Rarely::default(),
+            fenced: OnceLock::new(),
         }))
     }
 
@@ -295,6 +309,11 @@ impl Host {
     /// The way to atomics that belong to an RDMA device.
     pub(crate) fn loopback(&self) -> Option<&Arc<Loopback>> {
         self.loopback.get()
+    }
+
+    /// The bell rings from now on when a session was fenced.
+    pub(crate) fn tell_of_fences(&self, bell: Arc<Bell>) {
+        let _ = self.fenced.set(bell);
     }
 
     // --- connections ---
@@ -390,46 +409,75 @@ impl Host {
         let id = call.id;
         self.calls.fetch_add(1, Ordering::Relaxed);
         match target {
-            Target::Server(server) if server == self.id() => {
-                let who = Principal { session: id.session, term: id.term, ticket: call.ticket };
-                let eviction = eviction(&call).map(|victim| (victim, caller.whence()));
-                if !self.ask(id, target, peer, caller) {
-                    return;
-                }
-                let _turn = lock(&self.turn);
-                let actions = self.logic.call(&*self.memory, call, self.clock.now());
-                if let Some((victim, whence)) = eviction {
-                    self.log_eviction(victim, id.session, &whence, &actions);
-                }
-                self.carry_out(actions);
-                // Only whoever is the session: when this peer hangs up, the session's lease ends soon.
-                if peer != HERE && lock(&self.admitted).get(&who.session).is_some_and(|entry| entry.is(who)) {
-                    lock(&self.callers).insert(who.session, (who.term, peer));
-                }
-            }
+            Target::Server(server) if server == self.id() => self.call_here(call, peer, caller),
             Target::Server(server) => {
                 let error = CallError::Failed(FabricError::UnknownServer { server }.to_string());
                 caller.answer(id, Err(error));
             }
             Target::Session(session) => {
-                let server = lock(&self.serving).get(&session).map(|s| (s.term, s.serving.clone()));
-                let Some((term, serving)) = server else {
-                    return caller.answer(id, Err(CallError::NoSuchSession { session }));
-                };
-                if self.ask(id, target, peer, caller) {
-                    serving.incoming(session, term, call);
+                let served =
+                    self.check(Principal { session: id.session, term: id.term, ticket: call.ticket });
+                let served = served.and_then(|()| self.served(session, id, peer));
+                match served {
+                    Ok((term, serving)) => {
+                        lock(&self.waiting).insert(id, target, peer, caller);
+                        serving.incoming(session, term, call);
+                    }
+                    Err(error) => caller.answer(id, Err(error)),
                 }
             }
         }
     }
 
-    /// Whether the call may be made: otherwise that was answered.
-    fn ask(&self, id: CallId, target: Target, peer: PeerId, caller: Arc<dyn Caller>) -> bool {
-        let refused = lock(&self.waiting).insert(id, target, peer, caller).err();
-        if let Some(caller) = &refused {
-            caller.answer(id, Err(CallError::Busy { queued: MAX_WAITING }));
+    /// A call for this server. What the logic answers at once goes to whoever asked just now and to nobody else: it may be the refusal of
+    /// a call that only bears the name of another's. Only what the logic has taken on waits, and it takes on no call without its ticket.
+    fn call_here(self: &Arc<Self>, call: Call, peer: PeerId, caller: Arc<dyn Caller>) {
+        let id = call.id;
+        if let Err(busy) = lock(&self.waiting).check_room(id, peer) {
+            return caller.answer(id, Err(busy));
         }
-        refused.is_none()
+        let who = Principal { session: id.session, term: id.term, ticket: call.ticket };
+        let eviction = eviction(&call).map(|victim| (victim, caller.whence()));
+        let _turn = lock(&self.turn);
+        let mut actions = self.logic.call(&*self.memory, call, self.clock.now());
+        if let Some((victim, whence)) = eviction {
+            self.log_eviction(victim, id.session, &whence, &actions);
+        }
+        let is_answered = actions.last().and_then(HostAction::answers) == Some(id);
+        let answer = if is_answered { actions.pop() } else { None };
+        if let Some(HostAction::Reply { outcome, .. }) = answer {
+            self.carry_out(actions);
+            caller.answer(id, outcome);
+        } else {
+            lock(&self.waiting).insert(id, Target::Server(self.id()), peer, caller);
+            self.carry_out(actions);
+        }
+        // Only whoever is the session: when this peer hangs up, the session's lease ends soon.
+        if peer != HERE && self.check(who).is_ok() {
+            lock(&self.callers).insert(who.session, (who.term, peer));
+        }
+    }
+
+    /// Whether a call comes from the session in whose name it comes, and that is admitted.
+    fn check(&self, who: Principal) -> Result<(), CallError> {
+        let Principal { session, term, .. } = who;
+        match lock(&self.admitted).get(&session) {
+            Some(entry) if entry.is(who) => Ok(()),
+            None if !session.is_none() => Err(ControlError::SessionFenced { session }.into()),
+            Some(entry) if entry.term != term => Err(ControlError::SessionFenced { session }.into()),
+            _ => Err(ControlError::Unproven { server: self.id() }.into()),
+        }
+    }
+
+    /// Who answers calls to a session, if this one may wait for that.
+    fn served(&self, session: SessionId, id: CallId, peer: PeerId) -> Result<(u64, Serving), CallError> {
+        let server = lock(&self.serving).get(&session).map(|s| (s.term, s.serving.clone()));
+        let (term, serving) = server.ok_or(CallError::NoSuchSession { session })?;
+        lock(&self.waiting).check_room(id, peer)?;
+        if serving.is_behind() {
+            return Err(CallError::Busy { queued: 0 });
+        }
+        Ok((term, serving))
     }
 
     /// Ending a session that lives is somebody's decision: who took it is written down.
@@ -452,6 +500,14 @@ impl Host {
     pub(crate) fn speaks(&self, peer: PeerId) -> bool {
         lock(&self.callers).values().any(|(_, caller)| *caller == peer)
             || lock(&self.serving).values().any(|server| server.peer == peer)
+    }
+
+    /// The processes from which sessions were last heard of.
+    pub(crate) fn speakers(&self) -> FxHashSet<PeerId> {
+        let mut speakers: FxHashSet<PeerId> =
+            lock(&self.callers).values().map(|(_, caller)| *caller).collect();
+        speakers.extend(lock(&self.serving).values().map(|server| server.peer));
+        speakers
     }
 
     /// The caller does not wait any more.
@@ -546,7 +602,6 @@ impl Host {
 
     /// Carries out what the logic decided, in order.
     fn carry_out(self: &Arc<Self>, actions: Vec<HostAction>) {
-        let answered: SmallVec<[CallId; 2]> = actions.iter().filter_map(HostAction::answers).collect();
         for action in actions {
             match action {
                 HostAction::Admit { session, term, ticket, permissions } => {
@@ -555,7 +610,7 @@ impl Host {
                     let gates = admitted.remove(&session).map(|a| a.gates).unwrap_or_default();
                     admitted.insert(session, Admitted { term, ticket, permissions, gates });
                 }
-                HostAction::Fence { session } => self.fence(session, &answered),
+                HostAction::Fence { session } => self.fence(session),
                 HostAction::Reply { to, outcome } => self.reply(to, outcome),
                 HostAction::Run { call, ticket, procedure, request } => {
                     let job = Job { call, ticket, procedure, request };
@@ -566,20 +621,22 @@ impl Host {
     }
 
     /// When this returns, nothing of the session can land here any more.
-    fn fence(&self, session: SessionId, answered: &[CallId]) {
+    fn fence(&self, session: SessionId) {
         let admitted = lock(&self.admitted).remove(&session);
         for passage in admitted.into_iter().flat_map(|a| a.gates) {
             // Its endpoint still has it, so it is not given back here.
             passage.close();
         }
+        if let Some(bell) = self.fenced.get() {
+            bell.ring();
+        }
         let server = lock(&self.serving).remove(&session);
         if let Some(server) = server {
             server.serving.ended(session, server.term);
         }
-        // Answers the calls that will have no other answer: those the session sent here (except `answered`, whose reply
-        // is on its way) and those that others sent to it.
+        // Answers the calls that will have no other answer: those the session sent here and those that others sent to it.
         self.end_waiting(|id, target| match target {
-            Target::Server(_) if id.session == session && !answered.contains(&id) => {
+            Target::Server(_) if id.session == session => {
                 Some(CallError::Control(ControlError::SessionFenced { session }))
             }
             Target::Session(to) if to == session => Some(CallError::Unknown),

@@ -89,6 +89,20 @@ pub(crate) fn frame(message: &impl Wire) -> Vec<u8> {
     out
 }
 
+/// The frame of [`FromServer::Status`], from a status that was encoded before.
+pub(crate) fn status_frame(request: u64, status: &[u8]) -> Vec<u8> {
+    let mut out = vec![0; 4];
+    STATUS.put(&mut out);
+    request.put(&mut out);
+    out.extend_from_slice(status);
+    let length = u32::try_from(out.len() - 4).expect("messages are far below 4 GiB");
+    out[..4].copy_from_slice(&length.to_le_bytes());
+    out
+}
+
+/// The first byte of [`FromServer::Status`].
+const STATUS: u8 = 9;
+
 /// Takes the first message off the front of what has come; `None` if it has not come whole.
 pub(crate) fn take_frame<T: Wire>(arrived: &mut Vec<u8>) -> Result<Option<T>, Malformed> {
     let Some(head) = arrived.first_chunk::<4>() else { return Ok(None) };

@@ -7,6 +7,10 @@
 //!    other is fenced.
 //! 3. From then on members ask for gates, and both make calls and serve their sessions' calls, until the socket closes.
 //!
+//! **Turns.** In each turn the lines over which sessions were heard last come first, then all others, which have one budget of messages: so a
+//! heartbeat waits for few messages of others, however many they send. No line has more than [`MESSAGES_PER_TURN`]; what comes of
+//! them is sent at once.
+//!
 //! A member whose socket closes is gone for good, and so is its lease. A caller may only have lost its way: its lease decides.
 //! Those who have not introduced themselves are few at a time: a newcomer takes the place of the one who has taken longest, of the address
 //! that has most of them. Where all places for clients are taken, he takes that of the line that has been silent for longest among those
@@ -25,7 +29,7 @@ use crate::status::ServerStatus;
 use crate::transport::VIEW;
 use crate::transport::host::PeerId;
 use crate::transport::host::gates::{Gate, Holder};
-use crate::transport::line::frames::{FromClient, FromServer, frame, take_frame};
+use crate::transport::line::frames::{FromClient, FromServer, frame, status_frame, take_frame};
 use crate::transport::shm::frames::{Greeting, Hello, Stranger as UnixStranger, VERSION as SHM_VERSION};
 use crate::transport::shm::process::Process;
 use crate::transport::shm::socket;
@@ -35,7 +39,7 @@ use crate::transport::tcp::frames::{
 };
 use crate::transport::tcp::server::{Admitted, Asked};
 use crate::transport::verbs::dock::Moored;
-use crate::wire::Malformed;
+use crate::wire::{Malformed, encode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -47,15 +51,25 @@ use std::sync::atomic::Ordering;
 /// How long a stranger may take to introduce itself.
 const HANDSHAKE_NS: Nanos = 5 * SECOND;
 /// How many processes can be connected at a time.
-const MAX_CLIENTS: usize = 1024;
+pub(super) const MAX_CLIENTS: usize = 1024;
 /// How many may be about to introduce themselves.
-const MAX_STRANGERS: usize = 256;
+pub(super) const MAX_STRANGERS: usize = 256;
 /// How many newcomers are let in before those who are there have their turn.
 const NEWCOMERS_PER_TURN: usize = 64;
+/// When the system has no room for another socket, so many connections of a session that has more than its share of them go; so many are
+/// a share.
+const ROOM_CONNECTIONS: usize = 16;
+const SHARE_CONNECTIONS: usize = 64;
 /// How long nobody is let in when the system has no room for another socket.
 const FULL_NS: Nanos = 100 * MILLISECOND;
 /// How much is read from one client before the others have their turn.
 const READ_BYTES: usize = 16 << 10;
+/// So many messages of a line are obeyed before the others have their turn.
+const MESSAGES_PER_TURN: usize = 16;
+/// So many are obeyed in one turn of all who speak for no session; to hear somebody counts as one.
+pub(super) const OTHERS_PER_TURN: usize = 1024;
+/// How old the status may be that is told.
+const STATUS_NS: Nanos = 10 * MILLISECOND;
 /// What has come of messages that are not whole may take so much for all clients together; and so much makes a message a long one.
 const MAX_ARRIVED_BYTES: usize = 64 << 20;
 const LONG_BYTES: usize = 64 << 10;
@@ -157,6 +171,10 @@ pub(super) struct Door {
     next_peer: PeerId,
     nonces: fastrand::Rng,
     full_until: Nanos,
+    /// With which of those who speak for no session the next turn begins.
+    next_other: usize,
+    /// What was told last of how the server does, and when.
+    told: Option<(Nanos, Vec<u8>)>,
     outboxes: Outboxes,
     logs: Logs,
 }
@@ -189,6 +207,8 @@ impl Door {
             next_peer: 1,
             nonces: fastrand::Rng::new(),
             full_until: 0,
+            next_other: 0,
+            told: None,
             outboxes: Outboxes::default(),
             logs: Logs::default(),
         }
@@ -196,29 +216,65 @@ impl Door {
 
     pub(super) fn run(mut self) {
         while !self.shared.stop.load(Ordering::SeqCst) {
-            let Some(ready) = self.wait() else { continue };
-            // From the back, since those who leave are taken out.
-            for (n, ready) in ready.visitors.into_iter().enumerate().rev() {
-                if let Err(goodbye) = self.attend(n, ready) {
-                    self.dismiss(n, goodbye);
-                }
-            }
-            self.bound_arrived();
-            if ready.unix {
-                self.welcome(|door| {
-                    let (socket, _) = door.listeners.unix.as_ref()?.accept().ok()?;
-                    socket.set_nonblocking(true).ok()?;
-                    Some((Stream::Unix(socket), None))
-                });
-            }
-            if ready.tcp {
-                self.welcome(Self::accept_far);
-            }
+            self.turn();
         }
         for visitor in &self.visitors {
             if let Stage::Member { gates, .. } = &visitor.stage {
                 gates.values().for_each(Gate::shut);
             }
+        }
+    }
+
+    /// Waits for something to do, and does it.
+    pub(super) fn turn(&mut self) {
+        let Some(ready) = self.wait() else { return };
+        self.attend_all(&ready.visitors);
+        self.bound_arrived();
+        if ready.unix {
+            self.welcome(|door| {
+                let (socket, _) = door.listeners.unix.as_ref()?.accept().ok()?;
+                socket.set_nonblocking(true).ok()?;
+                Some((Stream::Unix(socket), None))
+            });
+        }
+        if ready.tcp {
+            self.welcome(Self::accept_far);
+        }
+    }
+
+    /// Hears those who speak for sessions, then the others, as far as their budget goes; the next turn goes on with who is left.
+    fn attend_all(&mut self, ready: &[bool]) {
+        let speakers = self.shared.host.speakers();
+        let speaks = |n: &usize| speakers.contains(&self.visitors[*n].peer.id);
+        let (first, mut others): (Vec<usize>, Vec<usize>) = (0..ready.len()).partition(speaks);
+        let mut leaving = Vec::new();
+        for n in first {
+            if let Err(goodbye) = self.attend(n, ready[n]) {
+                leaving.push((n, goodbye));
+            }
+        }
+        let begin = self.next_other.checked_rem(others.len()).unwrap_or(0);
+        others.rotate_left(begin);
+        let (mut budget, mut attended) = (OTHERS_PER_TURN, 0);
+        for n in others {
+            if budget == 0 {
+                break;
+            }
+            let cost = match self.attend(n, ready[n]) {
+                Ok(messages) => messages.max(usize::from(ready[n])),
+                Err(goodbye) => {
+                    leaving.push((n, goodbye));
+                    1
+                }
+            };
+            budget = budget.saturating_sub(cost);
+            attended += 1;
+        }
+        self.next_other = begin + attended;
+        // From the back, since those who leave are taken out.
+        leaving.sort_unstable_by_key(|(n, _)| std::cmp::Reverse(*n));
+        for (n, goodbye) in leaving {
+            self.dismiss(n, goodbye);
         }
     }
 
@@ -235,7 +291,7 @@ impl Door {
             ends.len() - 1
         });
         let first = ends.len();
-        let mut hurry = is_full;
+        let (mut hurry, mut at_once) = (is_full, false);
         let mut deadline = None;
         for visitor in &self.visitors {
             let flags = match visitor.peer.unsent() {
@@ -244,13 +300,14 @@ impl Door {
                 _ => PollFlags::IN | PollFlags::OUT,
             };
             ends.push(PollFd::new(&visitor.peer.socket, flags));
-            hurry |= visitor.peer.has_failed() || (visitor.is_waiting && flags.contains(PollFlags::IN));
+            hurry |= visitor.peer.has_failed();
+            at_once |= visitor.is_waiting && flags.contains(PollFlags::IN);
             if visitor.stage.stranger_since().is_some() {
                 deadline = Some(Timespec { tv_sec: 1, tv_nsec: 0 });
             }
         }
-        if hurry {
-            deadline = Some(Timespec { tv_sec: 0, tv_nsec: 10_000_000 });
+        if hurry || at_once {
+            deadline = Some(Timespec { tv_sec: 0, tv_nsec: if at_once { 0 } else { 10_000_000 } });
         }
         poll(&mut ends, deadline.as_ref()).ok()?;
         let ready: Vec<bool> = ends.iter().map(|end| !end.revents().is_empty()).collect();
@@ -278,7 +335,7 @@ impl Door {
                     tracing::warn!("cannot take another connection: {error}{more}");
                 }
                 self.full_until = now + FULL_NS;
-                if !self.dismiss_oldest_stranger() {
+                if !self.dismiss_oldest_stranger() && !self.end_connections() {
                     self.dismiss_idlest();
                 }
                 None
@@ -315,6 +372,13 @@ impl Door {
         let Some((_, n)) = oldest else { return false };
         self.dismiss(n, Goodbye::Gone);
         true
+    }
+
+    /// Makes room among the verbs connections; false if no session has more than its share of them.
+    fn end_connections(&self) -> bool {
+        let Some(desk) = &self.shared.desk else { return false };
+        let ended = (0..ROOM_CONNECTIONS).take_while(|_| desk.make_room(SHARE_CONNECTIONS));
+        ended.count() > 0
     }
 
     /// Makes room among the clients: the one that has been silent for longest goes, of those that speak for no session.
@@ -374,8 +438,8 @@ impl Door {
         });
     }
 
-    /// Sends what waits, reads what has come, and does what it says.
-    fn attend(&mut self, n: usize, ready: bool) -> Result<(), Goodbye> {
+    /// Sends what waits, reads what has come, and does what it says. How many messages that were.
+    fn attend(&mut self, n: usize, ready: bool) -> Result<usize, Goodbye> {
         let visitor = &mut self.visitors[n];
         let is_fine = if ready { visitor.peer.send_rest() } else { !visitor.peer.has_failed() };
         if !is_fine {
@@ -385,10 +449,14 @@ impl Door {
             return Err(Goodbye::Refused("the client took too long to introduce itself".into()));
         }
         if !(ready || visitor.is_waiting) || visitor.peer.unsent() > ENOUGH_UNSENT_BYTES {
-            return Ok(());
+            return Ok(0);
+        }
+        let now = self.clock.now();
+        if visitor.is_waiting {
+            // Nothing is read before that has been done.
+            return self.obey_all(n, now);
         }
         let mut buffer = [0; READ_BYTES];
-        let now = self.clock.now();
         match (&visitor.peer.socket).read(&mut buffer) {
             Ok(0) => return Err(Goodbye::Gone),
             Ok(bytes) => visitor.take_in(&buffer[..bytes], now),
@@ -404,23 +472,32 @@ impl Door {
             Stage::Moored(_) if visitor.arrived.is_empty() => false,
             Stage::Moored(_) => return Err(Goodbye::Gone),
         };
-        if is_client {
-            self.obey_all(n, now)?;
-        }
-        Ok(())
+        if is_client { self.obey_all(n, now) } else { Ok(0) }
     }
 
-    /// Does what a client's messages say, as long as it reads the answers.
-    fn obey_all(&mut self, n: usize, now: Nanos) -> Result<(), Goodbye> {
-        loop {
+    /// Does what a client's next messages say, and sends what comes of them.
+    fn obey_all(&mut self, n: usize, now: Nanos) -> Result<usize, Goodbye> {
+        let peer = Arc::clone(&self.visitors[n].peer);
+        peer.hold();
+        let done = self.obey_some(n, now);
+        peer.release();
+        done
+    }
+
+    /// Does what a client's next messages say, as long as it reads the answers.
+    fn obey_some(&mut self, n: usize, now: Nanos) -> Result<usize, Goodbye> {
+        for done in 0..MESSAGES_PER_TURN {
             let visitor = &mut self.visitors[n];
             visitor.is_waiting = visitor.peer.unsent() > ENOUGH_UNSENT_BYTES;
             if visitor.is_waiting {
-                return Ok(());
+                return Ok(done);
             }
-            let Some(message) = visitor.next_message(now)? else { return Ok(()) };
+            let Some(message) = visitor.next_message(now)? else { return Ok(done) };
             self.obey(n, message)?;
         }
+        // Perhaps: that is seen in the next turn.
+        self.visitors[n].is_waiting = true;
+        Ok(MESSAGES_PER_TURN)
     }
 
     /// Reads the introduction of a process of this machine; whether it is a client now.
@@ -581,8 +658,11 @@ impl Door {
             }
             (FromClient::Reply { to, outcome }, _) => host.reply_of(peer.id, to, outcome),
             (FromClient::Status { request }, _) => {
-                let status = self.status();
-                self.visitors[n].peer.send(&FromServer::Status { request, status });
+                let now = self.clock.now();
+                let told = self.told.take().filter(|(since, _)| now - since <= STATUS_NS);
+                let told = told.unwrap_or_else(|| (now, encode(&self.status())));
+                self.visitors[n].peer.send_bytes(&status_frame(request, &told.1));
+                self.told = Some(told);
             }
         }
         Ok(())

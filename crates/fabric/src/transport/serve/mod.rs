@@ -16,6 +16,8 @@ mod backing;
 mod door;
 mod error;
 mod peer;
+#[cfg(test)]
+mod tests;
 
 pub use ask::{ServerPlace, status};
 pub use backing::Backing;
@@ -24,7 +26,7 @@ pub use error::ServeError;
 
 use super::host::Host;
 use super::shm::socket;
-use super::tcp::server::Desk;
+use super::tcp::server::{self as desk, Desk};
 use super::verbs;
 use super::verbs::device::Domain;
 use super::verbs::dock::Dock;
@@ -42,6 +44,9 @@ use std::thread::JoinHandle;
 
 /// How many connections the system may have made for us that we have not taken yet.
 const BACKLOG: i32 = 511;
+
+/// Open files of a server that is full: connections for verbs, clients, those who introduce themselves, and what else it has open.
+const MAX_FILES: u64 = (desk::MAX_CONNECTIONS + door::MAX_CLIENTS + door::MAX_STRANGERS + 1024) as u64;
 
 /// How a memory server is offered.
 #[derive(Clone, Default, Debug)]
@@ -114,6 +119,7 @@ impl MemoryProcess {
     /// Starts a server; when this returns, clients can connect.
     #[expect(clippy::disallowed_methods, reason = "sockets are answered by threads of their own")]
     pub fn start(logic: Arc<dyn ServerLogic>, options: ServeOptions) -> Result<Self, ServeError> {
+        crate::files::raise_limit(MAX_FILES);
         // Sockets first: they show whether a server is there already, before its memory is touched.
         let listeners = Listeners::open(&options)?;
         let path = options.shm.clone();

@@ -38,6 +38,8 @@ pub(super) struct Peer {
 #[derive(Default, Debug)]
 struct Outbox {
     unsent: Vec<u8>,
+    /// The thread hears its messages: what comes of them goes out at once.
+    is_held: bool,
     /// It does not read, or is gone.
     failed: bool,
 }
@@ -66,6 +68,20 @@ impl Peer {
         !outbox.failed
     }
 
+    /// What is said to it from now on is sent together.
+    pub(super) fn hold(&self) {
+        lock(&self.outbox).is_held = true;
+    }
+
+    /// Sends that.
+    pub(super) fn release(&self) {
+        let mut outbox = lock(&self.outbox);
+        outbox.is_held = false;
+        if !outbox.unsent.is_empty() && !outbox.failed {
+            self.flush(&mut outbox);
+        }
+    }
+
     /// Whatever still refers to it sends into the void from now on.
     pub(super) fn forget(&self) {
         let mut outbox = lock(&self.outbox);
@@ -90,6 +106,9 @@ impl Peer {
         }
         outbox.unsent.extend_from_slice(bytes);
         self.all.fetch_add(bytes.len(), Ordering::Relaxed);
+        if outbox.is_held {
+            return;
+        }
         self.flush(&mut outbox);
         if outbox.failed || !outbox.unsent.is_empty() {
             // The thread sends the rest when it can be sent, or drops the client.
@@ -151,5 +170,9 @@ impl SessionServer for Peer {
 
     fn ended(&self, session: SessionId, term: u64) {
         self.send(&FromServer::Ended { session, term });
+    }
+
+    fn unread(&self) -> usize {
+        self.unsent()
     }
 }

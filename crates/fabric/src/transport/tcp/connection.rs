@@ -89,7 +89,8 @@ struct State {
     unanswered_bytes: usize,
     /// How much of that is of long batches.
     unanswered_long_bytes: usize,
-    broken: bool,
+    /// Why nothing is posted any more.
+    over: Option<FabricError>,
 }
 
 /// A frame without a reply.
@@ -127,7 +128,7 @@ impl Connection {
             next_reply: 0,
             unanswered_bytes: 0,
             unanswered_long_bytes: 0,
-            broken: false,
+            over: None,
         };
         let (state, look) = (RefCell::new(state), Cell::new(false));
         let connection = Rc::new(Self { ends, socket, credit, patience, state, look, rests: Rc::default() });
@@ -148,9 +149,8 @@ impl Connection {
         pool: &BufPool,
     ) -> Result<Ticket<Self>, Box<BatchFailure>> {
         let mut state = self.state.borrow_mut();
-        if state.broken {
-            let error = FabricError::Disconnected { server: self.ends.server };
-            return Err(BatchFailure::not_executed(error, batch.len()));
+        if let Some(error) = &state.over {
+            return Err(BatchFailure::not_executed(error.clone(), batch.len()));
         }
         self.rests.set(false);
         let is_long = batch.bytes() > LONG_BYTES;
@@ -179,6 +179,34 @@ impl Connection {
         wakers.into_iter().for_each(Waker::wake);
     }
 
+    /// The session is fenced: whatever is under way was not carried out, and nothing is sent any more.
+    fn end_fenced(&self) {
+        let _ = self.socket.shutdown(Shutdown::Both);
+        let wakers = self.state.borrow_mut().end_fenced(self.ends.session);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Takes in what has come; whether there was anything, be it the end.
+    fn hear(&self) -> bool {
+        let (server, id) = (self.ends.server, self.ends.id);
+        match self.take_in() {
+            Ok(did) => return did,
+            Err(Lost::Fenced) => {
+                self.end_fenced();
+                return true;
+            }
+            Err(Lost::Closed) => tracing::debug!(%server, id, "a memory server closed a connection"),
+            Err(Lost::Nonsense) => {
+                tracing::error!(%server, id, "the replies of a memory server make no sense");
+            }
+            Err(Lost::Refused(why)) => {
+                tracing::error!(%server, id, "a memory server ended a connection: {why}");
+            }
+        }
+        self.break_off();
+        true
+    }
+
     fn take_in(&self) -> Result<bool, Lost> {
         let state = &mut *self.state.borrow_mut();
         let space = state.input.space();
@@ -196,6 +224,9 @@ impl Connection {
                 return Err(Lost::Refused(String::take(&mut rest)?));
             }
             let (kind, verbs, sequence) = take_head(&mut rest)?;
+            if (kind, verbs) == (FENCED, 0) {
+                return Err(Lost::Fenced);
+            }
             let Some(Awaited { slot: key, piece, is_long }) = state.awaited.pop_front() else {
                 return Err(Malformed.into());
             };
@@ -273,7 +304,7 @@ impl State {
     }
 
     fn break_off(&mut self, server: ServerId) -> Vec<Waker> {
-        self.broken = true;
+        self.over = Some(FabricError::Disconnected { server });
         self.out = Outgoing::default();
         self.awaited.clear();
         self.waiting_since = None;
@@ -291,6 +322,35 @@ impl State {
             }
             let outcomes = (0..batch.outputs.len()).map(|_| VerbOutcome::Unknown).collect();
             Box::new(BatchFailure { error: FabricError::Unknown { server }, at: 0, outcomes })
+        })
+    }
+}
+
+impl State {
+    fn end_fenced(&mut self, session: SessionId) -> Vec<Waker> {
+        let error = FabricError::Fenced { session };
+        self.over = Some(error.clone());
+        self.out = Outgoing::default();
+        self.waiting_since = None;
+        (self.unanswered_bytes, self.unanswered_long_bytes) = (0, 0);
+        for Awaited { slot, piece, .. } in self.awaited.drain(..) {
+            if let Some(results) = self.slots.batch(slot) {
+                results.fenced(&piece, session);
+            }
+        }
+        let long = self.long.drain(..).map(|(slot, sending, _)| (slot, sending));
+        for (slot, mut sending) in self.short.drain(..).chain(long) {
+            let Some(results) = self.slots.batch(slot) else { continue };
+            if sending.has_begun() {
+                results.fenced(&sending.next(0, &mut Outgoing::default()), session);
+            } else {
+                results.failure = Some(BatchFailure::not_executed(error.clone(), sending.verbs()));
+            }
+        }
+        self.slots.end(|_, results| match results.complete() {
+            Err(failure) => failure,
+            // There is none: every batch has frames that were not answered.
+            Ok(completed) => BatchFailure::not_executed(error.clone(), completed.outputs.len()),
         })
     }
 }
@@ -334,6 +394,7 @@ enum Lost {
     Closed,
     Nonsense,
     Refused(String),
+    Fenced,
 }
 
 impl From<Malformed> for Lost {
@@ -345,7 +406,7 @@ impl From<Malformed> for Lost {
 impl Source for Connection {
     fn flush(&self) -> bool {
         let mut state = self.state.borrow_mut();
-        if state.broken {
+        if state.over.is_some() {
             return false;
         }
         state.fill(self.credit);
@@ -357,7 +418,11 @@ impl Source for Connection {
             return sent > 0;
         }
         drop(state);
-        self.break_off();
+        // The server may have said why before it went.
+        self.hear();
+        if self.state.borrow().over.is_none() {
+            self.break_off();
+        }
         true
     }
 
@@ -365,24 +430,12 @@ impl Source for Connection {
         {
             let state = self.state.borrow();
             let expects = !state.awaited.is_empty() || self.look.replace(false);
-            if state.broken || !expects {
+            if state.over.is_some() || !expects {
                 self.rests.set(state.has_sent_all());
                 return false;
             }
         }
-        let (server, id) = (self.ends.server, self.ends.id);
-        match self.take_in() {
-            Ok(did) => return did,
-            Err(Lost::Closed) => tracing::debug!(%server, id, "a memory server closed a connection"),
-            Err(Lost::Nonsense) => {
-                tracing::error!(%server, id, "the replies of a memory server make no sense");
-            }
-            Err(Lost::Refused(why)) => {
-                tracing::error!(%server, id, "a memory server ended a connection: {why}");
-            }
-        }
-        self.break_off();
-        true
+        self.hear()
     }
 
     fn expire(&self, now: Nanos) -> bool {
@@ -415,7 +468,7 @@ impl Source for Connection {
         self.look.set(true);
         self.rests.set(false);
         let state = self.state.borrow();
-        if state.broken {
+        if state.over.is_some() {
             return None;
         }
         let output = if state.out.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
@@ -431,7 +484,7 @@ impl Drop for Connection {
     fn drop(&mut self) {
         // What was posted and detached goes out; whether it arrived, nobody asks.
         let state = self.state.get_mut();
-        if !state.broken {
+        if state.over.is_none() {
             let _ = send(&self.socket, state.out.unsent());
         }
     }
@@ -512,5 +565,45 @@ mod tests {
             let is_unknown = matches!(failure.error, FabricError::Unknown { .. });
             assert_eq!((is_unknown, failure.outcomes.len()), (n == 0 || n == 50, 1), "batch {n}");
         }
+    }
+
+    /// A connection and its other end.
+    fn connected(executor: &Executor) -> (Rc<Connection>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let socket = TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");
+        let (server, _) = listener.accept().expect("it has connected");
+        let ends = Ends { id: 1, server: SERVER, session: SessionId::new(1) };
+        let credit = Credit { batches: 1024, bytes: 4 << 20 };
+        (Connection::new(ends, socket, credit, 1 << 40, executor).expect("a socket"), server)
+    }
+
+    #[test]
+    fn the_end_of_a_session_is_the_answer_to_all_that_is_under_way_and_to_come() {
+        let (executor, pool) = (Executor::new(), BufPool::default());
+        let (connection, mut server) = connected(&executor);
+        let lens = [LONG, 64, LONG, 64];
+        let tickets: Vec<_> =
+            lens.iter().map(|len| connection.post(&mut read(*len), &pool).expect("it is up")).collect();
+        connection.flush();
+        // The first part of a long batch is answered, then the session ends.
+        let head = super::super::verbs::head(BATCH, 1, 0);
+        let length = u32::try_from(HEAD_BYTES + FRAME_BYTES).expect("short").to_le_bytes();
+        let mut last = Outgoing::default();
+        super::super::execute::put_notice(&mut last);
+        let said = [&length[..], &head, &vec![7; FRAME_BYTES], last.unsent()].concat();
+        std::io::Write::write_all(&mut server, &said).expect("it is read");
+        drop(server);
+        while connection.state.borrow().over.is_none() {
+            connection.advance();
+        }
+        let fenced = FabricError::Fenced { session: SessionId::new(1) };
+        let mut context = Context::from_waker(Waker::noop());
+        for (n, mut ticket) in tickets.into_iter().enumerate() {
+            let Poll::Ready(Err(failure)) = ticket.poll(&mut context) else { panic!("batch {n} has ended") };
+            assert_eq!((&failure.error, failure.outcomes.len()), (&fenced, 1), "batch {n}");
+            assert_eq!(failure.may_have_happened(0), n == 0, "batch {n}");
+        }
+        let later = connection.post(&mut read(64), &pool).expect_err("it is over");
+        assert_eq!(later.error, fenced);
     }
 }

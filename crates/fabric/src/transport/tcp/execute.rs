@@ -88,6 +88,13 @@ impl Reach {
     }
 }
 
+/// The end of a connection whose session is fenced: like the reply to a request that was not carried out, but to no request.
+pub(crate) fn put_notice(out: &mut Outgoing) {
+    let length = u32::try_from(HEAD_BYTES).expect("a head is short");
+    out.put(&length.to_le_bytes());
+    out.put(&head(FENCED, 0, 0));
+}
+
 fn reply_head(kind: u8, request: &Request<'_>, bytes: usize, out: &mut Outgoing) {
     let length = u32::try_from(HEAD_BYTES + bytes).expect("replies are far below 4 GiB");
     out.put(&length.to_le_bytes());

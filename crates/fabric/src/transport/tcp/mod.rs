@@ -39,6 +39,8 @@ pub(crate) mod station;
 mod verbs;
 
 #[cfg(test)]
+mod crowd;
+#[cfg(test)]
 mod tests;
 
 pub use frames::VERSION;

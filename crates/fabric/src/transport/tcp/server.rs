@@ -5,15 +5,23 @@
 //! 2. The thread reads what has come on a connection, carries out every batch that is whole, and sends all replies at once.
 //! 3. It spins on the connections that were busy just now for [`SPIN_NS`], then sleeps until something comes.
 //!
+//! A session that is fenced or closed has no more use for its connections: what has come on them is answered (`FENCED`), the client is told that
+//! this is the end, and they are closed. Where there is no room for another connection, one whose gate is closed goes, then the idlest of the
+//! session that has most.
+//!
+//! **Turns.** Of those that have something, sessions take turns, and a session's connections take turns in those of their session; a turn ends
+//! after [`QUANTUM_BYTES`]. So who asks for little does not wait for all that others ask for, on however many connections.
+//!
 //! Memory is bounded: a connection whose replies are not read is not read from, and keeps what it was stopped at. A batch that
 //! must not be carried out ends its connection, with the reason.
 //!
 //! Invariant (*OWN GATE*): a gate is given back by this thread, when it has forgotten the connection that had it.
 
 use super::buffer::{Outgoing, first_frame};
-use super::execute::Reach;
+use super::execute::{Reach, put_notice};
 use super::frames::Admission;
 use super::verbs::{MAX_REQUEST_BYTES, Refusal};
+use crate::addr::SessionId;
 use crate::call::Principal;
 use crate::clock::{MICROSECOND, Nanos, RealClock};
 use crate::exec::lock;
@@ -22,11 +30,12 @@ use crate::status::Traffic;
 use crate::transport::host::Host;
 use crate::transport::host::gates::Gate;
 use crate::transport::line::frames::frame;
-use crate::wake::Wake;
+use crate::wake::{Bell, Wake};
 use rustc_hash::FxHashMap;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use slab::Slab;
+use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -38,21 +47,28 @@ use std::sync::{Arc, Mutex};
 const SPIN_NS: Nanos = 50 * MICROSECOND;
 /// Of so many busy connections each is tried in turn; of more, the system is asked which have something.
 const FEW: usize = 4;
-/// While it tries the busy ones, the thread asks about all others every so many turns.
-const TURNS_PER_LOOK: u32 = 16;
-/// How much is read from a connection at a time: more than the longest request.
+/// While it tries the busy ones, the thread asks about all others every so many rounds.
+const ROUNDS_PER_LOOK: u32 = 16;
+/// Room for what comes of a connection: more than the longest request, and what is read in a turn.
 const READ_BYTES: usize = 512 << 10;
-const _: () = assert!(READ_BYTES > MAX_REQUEST_BYTES + 4);
-/// Replies of one turn beyond which a connection's other requests wait.
-const REPLY_BYTES: usize = 512 << 10;
+const _: () = assert!(READ_BYTES > MAX_REQUEST_BYTES + 4 + QUANTUM_OF_FEW_BYTES);
+/// So much is read from a connection in one turn, and when its replies have so many bytes, its other requests wait. When so much has been
+/// done, the thread asks who else has something.
+const QUANTUM_BYTES: usize = 64 << 10;
+/// The same when few are busy.
+const QUANTUM_OF_FEW_BYTES: usize = 128 << 10;
+/// What a turn costs beside its bytes, in bytes.
+const TURN_BYTES: usize = 256;
 /// So many requests ahead, their memory is asked for.
 const AHEAD: usize = 4;
 /// What a client may have without a reply: batches, and bytes of them and their replies.
 const CREDIT_BATCHES: u32 = 1024;
 const CREDIT_BYTES: u32 = 4 << 20;
 /// How many connections there may be; less if there are fewer gates. And how many of one session.
-const MAX_CONNECTIONS: usize = 8192;
-const MAX_OF_A_SESSION: usize = 1024;
+pub(crate) const MAX_CONNECTIONS: usize = if cfg!(test) { 16 } else { 8192 };
+const MAX_OF_A_SESSION: usize = if cfg!(test) { 12 } else { 1024 };
+/// Of what a client still sends when its connection ends, so many reads are thrown away, lest the system take back what was said last.
+const LAST_READS: usize = 16;
 /// What all connections may hold together of requests that have not come whole and of replies that are not read. If it is more, one of those
 /// that hold much has to go: the one that has taken longest.
 const MAX_HELD_BYTES: usize = 256 << 20;
@@ -81,9 +97,11 @@ pub(crate) enum Admitted {
 #[derive(Debug)]
 pub(crate) struct Newcomer {
     id: u64,
+    session: SessionId,
     socket: Arc<TcpStream>,
     reach: Reach,
     arrived: Vec<u8>,
+    active_at: Arc<AtomicU64>,
 }
 
 /// A connection, to those who may have to fence it.
@@ -92,13 +110,19 @@ struct Known {
     who: Principal,
     gate: Gate,
     socket: Arc<TcpStream>,
+    /// When it was last busy.
+    active_at: Arc<AtomicU64>,
+    /// It has to make room for another, as soon as the thread finds out.
+    is_going: bool,
 }
 
 /// Where verbs are carried out.
 pub(crate) struct Desk {
     host: Arc<Host>,
     epoll: OwnedFd,
-    wake: Wake,
+    wake: Arc<Wake>,
+    fenced: Arc<Bell>,
+    clock: RealClock,
     stop: AtomicBool,
     next_id: AtomicU64,
     known: Mutex<FxHashMap<u64, Known>>,
@@ -142,10 +166,15 @@ struct Done {
 
 impl Desk {
     pub(crate) fn new(host: &Arc<Host>) -> io::Result<Self> {
+        let wake = Arc::new(Wake::new()?);
+        let fenced = Arc::new(Bell::new(&wake));
+        host.tell_of_fences(Arc::clone(&fenced));
         let desk = Self {
             host: Arc::clone(host),
             epoll: epoll::create(CreateFlags::CLOEXEC)?,
-            wake: Wake::new()?,
+            wake,
+            fenced,
+            clock: RealClock::new(),
             stop: AtomicBool::new(false),
             next_id: AtomicU64::new(1),
             known: Mutex::default(),
@@ -154,7 +183,7 @@ impl Desk {
             counts: Counts::default(),
             ended: Rarely::default(),
         };
-        epoll::add(&desk.epoll, &desk.wake, EventData::new_u64(WOKEN), EventFlags::IN)?;
+        epoll::add(&desk.epoll, &*desk.wake, EventData::new_u64(WOKEN), EventFlags::IN)?;
         Ok(desk)
     }
 
@@ -164,9 +193,10 @@ impl Desk {
         self.fence(replaces, who);
         let (all, own) = {
             let known = lock(&self.known);
-            (known.len(), known.values().filter(|one| one.who.session == who.session).count())
+            let stay = || known.values().filter(|one| !one.is_going);
+            (stay().count(), stay().filter(|one| one.who == who).count())
         };
-        if all >= MAX_CONNECTIONS || own >= MAX_OF_A_SESSION {
+        if own >= MAX_OF_A_SESSION || (all >= MAX_CONNECTIONS && !self.make_room(0)) {
             return Admitted::No(Admission::NoRoom {});
         }
         let opened = match self.host.connect(who, None) {
@@ -175,7 +205,14 @@ impl Desk {
             Ok(opened) => opened,
         };
         let (id, socket) = (self.next_id.fetch_add(1, Ordering::Relaxed), Arc::new(socket));
-        let known = Known { who, gate: opened.gate.clone(), socket: Arc::clone(&socket) };
+        let active_at = Arc::new(AtomicU64::new(self.clock.now()));
+        let known = Known {
+            who,
+            gate: opened.gate.clone(),
+            socket: Arc::clone(&socket),
+            active_at: Arc::clone(&active_at),
+            is_going: false,
+        };
         lock(&self.known).insert(id, known);
         let reach = Reach {
             server: self.host.id(),
@@ -188,7 +225,28 @@ impl Desk {
             batches: CREDIT_BATCHES,
             bytes: CREDIT_BYTES,
         };
-        Admitted::Yes(Box::new(Newcomer { id, socket, reach, arrived }), answer)
+        Admitted::Yes(
+            Box::new(Newcomer { id, session: who.session, socket, reach, arrived, active_at }),
+            answer,
+        )
+    }
+
+    /// Ends a connection whose gate is closed, or the idlest one of the session that has most, if it has more than `share`.
+    pub(crate) fn make_room(&self, share: usize) -> bool {
+        let mut known = lock(&self.known);
+        let mut counts = FxHashMap::<SessionId, usize>::default();
+        for one in known.values().filter(|one| !one.is_going) {
+            *counts.entry(one.who.session).or_default() += 1;
+        }
+        let most = counts.into_iter().filter(|(_, count)| *count > share).max_by_key(|(_, count)| *count);
+        let is_of = |one: &Known| most.is_some_and(|(session, _)| one.who.session == session);
+        let may_go = known.values_mut().filter(|one| !one.is_going && (!one.gate.is_open() || is_of(one)));
+        let going = may_go.min_by_key(|one| (one.gate.is_open(), one.active_at.load(Ordering::Relaxed)));
+        let Some(going) = going else { return false };
+        going.is_going = true;
+        // The thread finds out.
+        let _ = going.socket.shutdown(Shutdown::Both);
+        true
     }
 
     /// Makes sure that nothing of a connection can land any more. Only its own session may ask for that.
@@ -222,20 +280,34 @@ impl Desk {
         self.wake.wake();
     }
 
+    /// The next round does not sleep.
+    #[cfg(test)]
+    pub(super) fn nudge(&self) {
+        self.wake.wake();
+    }
+
     /// Serves until it is told to stop.
     pub(crate) fn run(&self) {
-        let mut clerk = Clerk {
+        let mut clerk = self.clerk();
+        clerk.work();
+        for connection in clerk.connections.drain() {
+            self.forget(&connection);
+        }
+    }
+
+    pub(super) fn clerk(&self) -> Clerk<'_> {
+        Clerk {
             desk: self,
-            clock: RealClock::new(),
             connections: Slab::new(),
             busy: Vec::new(),
             input: vec![0; READ_BYTES],
             output: Outgoing::default(),
             held_bytes: 0,
-        };
-        clerk.work();
-        for connection in clerk.connections.drain() {
-            self.forget(&connection);
+            rota: Rota::default(),
+            work: 0,
+            round: 0,
+            active_at: self.clock.now(),
+            events: Vec::with_capacity(256),
         }
     }
 
@@ -256,6 +328,7 @@ impl fmt::Debug for Desk {
 
 /// A connection as the thread knows it.
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each of them changes without the others")]
 struct Connection {
     id: u64,
     socket: Arc<TcpStream>,
@@ -269,7 +342,12 @@ struct Connection {
     /// Whether the system tells when it takes more.
     watches_output: bool,
     is_busy: bool,
+    session: SessionId,
+    /// It waits for its turn.
+    is_queued: bool,
     active_at: Nanos,
+    /// The same, to those who look for the idlest.
+    shown_active_at: Arc<AtomicU64>,
     /// Since when it holds what it holds.
     held_since: Nanos,
 }
@@ -280,11 +358,45 @@ impl Connection {
     }
 }
 
+/// Whose turn it is.
+#[derive(Default, Debug)]
+struct Rota {
+    turns: VecDeque<SessionId>,
+    /// The connections of each session that have something. Sessions that had some keep their place: they are few.
+    of: FxHashMap<SessionId, VecDeque<usize>>,
+}
+
+impl Rota {
+    fn add(&mut self, session: SessionId, key: usize) {
+        let queue = self.of.entry(session).or_default();
+        if queue.is_empty() {
+            self.turns.push_back(session);
+        }
+        queue.push_back(key);
+    }
+
+    fn next(&mut self) -> Option<usize> {
+        let session = self.turns.pop_front()?;
+        let queue = self.of.get_mut(&session)?;
+        let key = queue.pop_front();
+        if !queue.is_empty() {
+            self.turns.push_back(session);
+        }
+        key
+    }
+
+    fn is_empty(&self) -> bool {
+        self.turns.is_empty()
+    }
+}
+
 /// Why a connection ends.
 #[derive(Debug)]
 enum End {
     Gone,
     Refused(Refusal),
+    /// Its session is fenced or has ended.
+    Fenced,
     /// It holds much, and others are in need.
     TooMuchHeld,
 }
@@ -296,9 +408,8 @@ impl From<io::Error> for End {
 }
 
 /// The thread's state.
-struct Clerk<'a> {
+pub(super) struct Clerk<'a> {
     desk: &'a Desk,
-    clock: RealClock,
     connections: Slab<Connection>,
     /// Those that had something just now.
     busy: Vec<usize>,
@@ -306,49 +417,96 @@ struct Clerk<'a> {
     output: Outgoing,
     /// What all connections hold.
     held_bytes: usize,
+    /// Who has something and waits for its turn.
+    rota: Rota,
+    /// What has been done since the system was asked who has something, in bytes.
+    work: usize,
+    round: u32,
+    active_at: Nanos,
+    events: Vec<epoll::Event>,
 }
 
 impl Clerk<'_> {
     fn work(&mut self) {
-        let (mut turn, mut active_at) = (0u32, self.clock.now());
-        let mut events = Vec::with_capacity(256);
         while !self.desk.stop.load(Ordering::Relaxed) {
-            let mut did = false;
-            if self.desk.any_newcomers.load(Ordering::Acquire) {
-                self.take_in();
-                did = true;
-            }
-            turn = turn.wrapping_add(1);
-            let now = self.clock.now();
-            let sleeps = now - active_at > SPIN_NS;
-            if self.busy.len() <= FEW {
-                for n in (0..self.busy.len()).rev() {
-                    did |= self.attend(self.busy[n], now);
-                }
-            } else {
-                // Those that were stopped have something though nothing comes.
-                for n in (0..self.busy.len()).rev() {
-                    let key = self.busy[n];
-                    if self.connections.get(key).is_some_and(|c| c.waiting && c.unsent.is_empty()) {
-                        did |= self.attend(key, now);
-                    }
-                }
-            }
-            if sleeps || self.busy.len() > FEW || self.busy.is_empty() || turn % TURNS_PER_LOOK == 0 {
-                let sleep = sleeps && !did;
-                if sleep {
-                    self.rest();
-                }
-                did |= self.look(&mut events, sleep, now);
-                self.forget_the_calm(now);
-            }
-            if did {
-                active_at = self.clock.now();
-            } else {
-                // What is waited for may need this very core.
-                std::thread::yield_now();
+            self.round();
+        }
+    }
+
+    /// Looks for something to do, and does some of it.
+    pub(super) fn round(&mut self) {
+        let mut did = false;
+        if self.desk.any_newcomers.load(Ordering::Acquire) {
+            self.take_in();
+            did = true;
+        }
+        if self.desk.fenced.has_rung() {
+            self.end_the_fenced();
+            did = true;
+        }
+        self.round = self.round.wrapping_add(1);
+        let now = self.desk.clock.now();
+        let sleeps = now - self.active_at > SPIN_NS;
+        let quantum = self.quantum();
+        for n in (0..self.busy.len()).rev() {
+            let key = self.busy[n];
+            if self.busy.len() <= FEW && self.rota.is_empty() && self.work < quantum {
+                did |= self.attend(key, now);
+            } else if self.connections.get(key).is_some_and(|c| c.waiting && c.unsent.is_empty()) {
+                // It was stopped, and has something though nothing comes.
+                self.enqueue(key);
             }
         }
+        let is_due = self.work >= quantum || self.round % ROUNDS_PER_LOOK == 0;
+        if sleeps || is_due || self.busy.len() > FEW || self.busy.is_empty() || !self.rota.is_empty() {
+            let sleep = sleeps && !did && self.rota.is_empty();
+            if sleep {
+                self.rest();
+            }
+            did |= self.look(sleep);
+            did |= self.attend_some(now);
+            self.forget_the_calm(now);
+        }
+        if did {
+            self.active_at = self.desk.clock.now();
+        } else {
+            // What is waited for may need this very core.
+            std::thread::yield_now();
+        }
+    }
+
+    /// How much is done before others are looked at.
+    fn quantum(&self) -> usize {
+        if self.busy.len() > FEW { QUANTUM_BYTES } else { QUANTUM_OF_FEW_BYTES }
+    }
+
+    /// A connection has something: it has its turn among those of its session.
+    fn enqueue(&mut self, key: usize) {
+        if let Some(connection) = self.connections.get_mut(key).filter(|c| !c.is_queued) {
+            connection.is_queued = true;
+            self.rota.add(connection.session, key);
+        }
+    }
+
+    /// Serves those whose turn it is, until it is time to look who else has something.
+    fn attend_some(&mut self, now: Nanos) -> bool {
+        let (mut did, quantum) = (false, self.quantum());
+        self.work = 0;
+        while self.work < quantum {
+            let Some(key) = self.rota.next() else { break };
+            if let Some(connection) = self.connections.get_mut(key) {
+                connection.is_queued = false;
+                did |= self.attend(key, now);
+            }
+        }
+        did
+    }
+
+    /// Whether nobody is busy.
+    #[cfg(test)]
+    pub(super) fn is_calm(&self) -> bool {
+        let has_begun = !self.desk.any_newcomers.load(Ordering::Acquire) && !self.connections.is_empty();
+        has_begun && self.busy.is_empty()
     }
 
     /// Nobody is busy any more.
@@ -369,34 +527,36 @@ impl Clerk<'_> {
         });
     }
 
-    /// Asks the system which connections have something, and serves them.
-    fn look(&mut self, events: &mut Vec<epoll::Event>, sleep: bool, now: Nanos) -> bool {
+    /// Asks the system which connections have something.
+    fn look(&mut self, sleep: bool) -> bool {
+        let mut events = std::mem::take(&mut self.events);
         events.clear();
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let patience = if sleep { None } else { Some(&at_once) };
-        if epoll::wait(&self.desk.epoll, rustix::buffer::spare_capacity(events), patience).is_err() {
-            return false;
-        }
         let mut did = false;
-        for event in events.iter() {
-            let data = event.data;
-            match usize::try_from(data.u64()) {
-                Ok(key) if data.u64() != WOKEN => did |= self.attend(key, now),
-                _ => {
-                    self.desk.wake.settle();
-                    did = true;
+        if epoll::wait(&self.desk.epoll, rustix::buffer::spare_capacity(&mut events), patience).is_ok() {
+            for event in &events {
+                let data = event.data;
+                match usize::try_from(data.u64()) {
+                    Ok(key) if data.u64() != WOKEN => self.enqueue(key),
+                    _ => {
+                        self.desk.wake.settle();
+                        did = true;
+                    }
                 }
             }
         }
+        self.events = events;
         did
     }
 
     fn take_in(&mut self) {
         self.desk.any_newcomers.store(false, Ordering::Release);
         let newcomers = std::mem::take(&mut *lock(&self.desk.newcomers));
-        for Newcomer { id, socket, reach, arrived } in newcomers {
+        for Newcomer { id, session, socket, reach, arrived, active_at: shown_active_at } in newcomers {
             let waiting = !arrived.is_empty();
-            let (unsent, watches_output, is_busy, active_at) = (Vec::new(), false, true, self.clock.now());
+            let (unsent, watches_output, is_busy, active_at) =
+                (Vec::new(), false, true, self.desk.clock.now());
             let connection = Connection {
                 id,
                 socket,
@@ -406,7 +566,10 @@ impl Clerk<'_> {
                 unsent,
                 watches_output,
                 is_busy,
+                session,
+                is_queued: false,
                 active_at,
+                shown_active_at,
                 held_since: active_at,
             };
             self.held_bytes += connection.held_bytes();
@@ -422,22 +585,40 @@ impl Clerk<'_> {
         }
     }
 
+    /// Sessions have ended: what has come on their connections is answered, and then they go.
+    fn end_the_fenced(&mut self) {
+        let now = self.desk.clock.now();
+        let is_over = |connection: &Connection| !connection.reach.gate.is_open();
+        let over: Vec<usize> =
+            self.connections.iter().filter(|(_, c)| is_over(c)).map(|(key, _)| key).collect();
+        for key in over {
+            self.attend(key, now);
+            if self.connections.contains(key) {
+                self.end(key, &End::Fenced);
+            }
+        }
+    }
+
     /// Serves one connection; whether it had something.
     fn attend(&mut self, key: usize, now: Nanos) -> bool {
+        let quantum = self.quantum();
         let Some(connection) = self.connections.get_mut(key) else { return false };
         let (held, held_since) = (connection.held_bytes(), connection.held_since);
-        let served = connection.serve(self.desk, &mut self.input, &mut self.output, now);
+        let served = connection.serve(self.desk, &mut self.input, &mut self.output, now, quantum);
         if connection.held_bytes() != held || connection.held_since != held_since {
             self.held_bytes = self.held_bytes - held + connection.held_bytes();
         }
-        let served = served.and_then(|did| {
+        let served = served.and_then(|bytes| {
             connection.watch(&self.desk.epoll, key)?;
-            Ok(did)
+            Ok(bytes)
         });
         let did = match served {
-            Ok(did) => {
+            Ok(bytes) => {
+                self.work += TURN_BYTES + bytes;
+                let did = bytes > 0;
                 if did {
                     connection.active_at = now;
+                    connection.shown_active_at.store(now, Ordering::Relaxed);
                     if !connection.is_busy {
                         connection.is_busy = true;
                         self.busy.push(key);
@@ -471,6 +652,10 @@ impl Clerk<'_> {
         self.busy.retain(|busy| *busy != key);
         let why = match end {
             End::Gone => None,
+            End::Fenced => {
+                connection.say_fenced(&mut self.input);
+                None
+            }
             End::Refused(refusal) => Some(refusal.to_string()),
             End::TooMuchHeld => Some(
                 "the server needs the memory that a request without end, or replies without a reader, hold"
@@ -478,7 +663,7 @@ impl Clerk<'_> {
             ),
         };
         if let Some(why) = why {
-            if let Some(more) = self.desk.ended.say(self.clock.now()) {
+            if let Some(more) = self.desk.ended.say(self.desk.clock.now()) {
                 tracing::warn!("a connection was ended: {why}{more}");
             }
             // It fits, or the client has not read for long: then it finds the end without the reason.
@@ -491,19 +676,20 @@ impl Clerk<'_> {
 }
 
 impl Connection {
-    /// Sends what waits, reads, carries out, replies. Whether there was anything to do.
+    /// Sends what waits, reads, carries out, replies. How many bytes that were, of requests and replies.
     fn serve(
         &mut self,
         desk: &Desk,
         input: &mut [u8],
         output: &mut Outgoing,
         now: Nanos,
-    ) -> Result<bool, End> {
+        quantum: usize,
+    ) -> Result<usize, End> {
         if !self.unsent.is_empty() {
             let sent = send(&self.socket, &self.unsent)?;
             self.unsent.drain(..sent);
             if !self.unsent.is_empty() {
-                return Ok(sent > 0);
+                return Ok(sent);
             }
             if self.unsent.capacity() > MUCH_BYTES {
                 self.unsent = Vec::new();
@@ -512,17 +698,18 @@ impl Connection {
         let mut end = self.arrived.len();
         input[..end].copy_from_slice(&self.arrived);
         if !self.waiting {
-            match (&mut &*self.socket).read(&mut input[end..]) {
+            let limit = input.len().min(end + quantum);
+            match (&mut &*self.socket).read(&mut input[end..limit]) {
                 Ok(0) => return Err(End::Gone),
                 Ok(bytes) => end += bytes,
-                Err(error) if is_passing(&error) => return Ok(false),
+                Err(error) if is_passing(&error) => return Ok(0),
                 Err(_) => return Err(End::Gone),
             }
         }
         self.waiting = false;
         let (mut at, mut ended, mut done) = (0, None, Done::default());
         let (mut announced, mut announced_to) = (0, 0);
-        while output.len() < REPLY_BYTES {
+        while output.len() < quantum {
             while announced < AHEAD {
                 let Ok(Some(request)) = first_frame(&input[announced_to..end], MAX_REQUEST_BYTES) else {
                     break;
@@ -551,15 +738,32 @@ impl Connection {
                 }
             }
         }
-        self.waiting = output.len() >= REPLY_BYTES && ended.is_none();
+        self.waiting = output.len() >= quantum && ended.is_none();
         self.keep(&input[at..end], at > 0, now);
         (done.bytes_in, done.bytes_out) = (at as u64, output.len() as u64);
         desk.counts.add(&done);
+        // What has come may be less than a request.
+        let bytes = (at + output.len()).max(1);
         let sent = send(&self.socket, output.unsent());
         let sent = sent.inspect_err(|_| output.advance(output.len()))?;
         self.unsent.extend_from_slice(&output.unsent()[sent..]);
         output.advance(output.len());
-        ended.map_or(Ok(true), |refusal| Err(End::Refused(refusal)))
+        ended.map_or(Ok(bytes), |refusal| Err(End::Refused(refusal)))
+    }
+
+    /// Tells the client that its session is fenced: whatever has not been answered was not carried out. If it does not read, it learns so when it
+    /// comes again.
+    fn say_fenced(&self, input: &mut [u8]) {
+        if self.unsent.is_empty() {
+            let mut notice = Outgoing::default();
+            put_notice(&mut notice);
+            let _ = send(&self.socket, notice.unsent());
+        }
+        for _ in 0..LAST_READS {
+            if !matches!((&mut &*self.socket).read(input), Ok(1..)) {
+                return;
+            }
+        }
     }
 
     /// Keeps what has come and is not a whole request, in no more memory than that.
@@ -603,5 +807,28 @@ pub(crate) fn send(mut socket: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
         Ok(0) => Err(io::ErrorKind::WriteZero.into()),
         Err(error) if is_passing(&error) => Ok(0),
         sent => sent,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_take_turns_and_so_do_the_connections_of_each() {
+        let mut rota = Rota::default();
+        let sessions = [1, 2, 3].map(SessionId::new);
+        for key in 0..1000 {
+            rota.add(sessions[0], key);
+        }
+        assert_eq!(rota.next(), Some(0));
+        rota.add(sessions[1], 2000);
+        rota.add(sessions[1], 2001);
+        rota.add(sessions[2], 3000);
+        let order: Vec<_> = std::iter::from_fn(|| rota.next()).collect();
+        assert_eq!(order[..6], [1, 2000, 3000, 2, 2001, 3]);
+        assert!(order.len() == 1002 && rota.is_empty());
+        rota.add(sessions[1], 7);
+        assert_eq!((rota.next(), rota.next()), (Some(7), None));
     }
 }

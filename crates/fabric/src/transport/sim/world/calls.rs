@@ -160,6 +160,10 @@ impl World {
                     }
                 }
             }
+            Target::Session(_) if !self.is_admitted(&call) => {
+                let error = ControlError::SessionFenced { session: call.id.session };
+                self.answer(name, Err(error.into()), Sender::Server(0));
+            }
             Target::Session(session) => match self.inboxes.get(&session) {
                 Some((_, group)) if self.is_dead(*group) => {
                     self.fail_call(gives_up, name, CallError::Unknown);
@@ -168,6 +172,14 @@ impl World {
                 None => self.answer(name, Err(CallError::NoSuchSession { session }), Sender::Server(0)),
             },
         }
+    }
+
+    /// Whether the coordinator knows a call's session.
+    fn is_admitted(&self, call: &Call) -> bool {
+        let CallId { session, term, .. } = call.id;
+        let who = Principal { session, term, ticket: call.ticket };
+        let coordinator = &self.servers[ServerId::COORDINATOR.index()];
+        coordinator.admitted.get(&session).is_some_and(|(admitted, _)| *admitted == who)
     }
 
     /// The callers of those who will not answer find out by a time-out.
