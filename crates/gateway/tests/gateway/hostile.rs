@@ -136,7 +136,9 @@ fn a_command_that_asks_for_too_much_costs_nobody_else_the_connection() {
     let (first, rest) = request.split_at(30_000);
     let asked: Vec<&str> = std::iter::once("MGET").chain(std::iter::repeat_n("long", 40)).collect();
     for _ in 0..5 {
-        busy.iter_mut().for_each(|client| client.send(first));
+        for client in &mut busy {
+            client.send(first);
+        }
         assert!(matches!(greedy.ask(&asked), Value::Error(text) if text.contains("--client-memory")));
         for client in &mut busy {
             client.send(rest);
