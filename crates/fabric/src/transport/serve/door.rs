@@ -68,8 +68,6 @@ const READ_BYTES: usize = 16 << 10;
 const MESSAGES_PER_TURN: usize = 16;
 /// So many are obeyed in one turn of all who speak for no session; to hear somebody counts as one.
 pub(super) const OTHERS_PER_TURN: usize = 1024;
-/// How old the status may be that is told.
-const STATUS_NS: Nanos = 10 * MILLISECOND;
 /// What has come of messages that are not whole may take so much for all clients together; and so much makes a message a long one.
 const MAX_ARRIVED_BYTES: usize = 64 << 20;
 const LONG_BYTES: usize = 64 << 10;
@@ -173,8 +171,8 @@ pub(super) struct Door {
     full_until: Nanos,
     /// With which of those who speak for no session the next turn begins.
     next_other: usize,
-    /// What was told last of how the server does, and when.
-    told: Option<(Nanos, Vec<u8>)>,
+    /// What was told in this turn of how the server does.
+    told: Option<Vec<u8>>,
     outboxes: Outboxes,
     logs: Logs,
 }
@@ -228,6 +226,7 @@ impl Door {
     /// Waits for something to do, and does it.
     pub(super) fn turn(&mut self) {
         let Some(ready) = self.wait() else { return };
+        self.told = None;
         self.attend_all(&ready.visitors);
         self.bound_arrived();
         if ready.unix {
@@ -658,10 +657,8 @@ impl Door {
             }
             (FromClient::Reply { to, outcome }, _) => host.reply_of(peer.id, to, outcome),
             (FromClient::Status { request }, _) => {
-                let now = self.clock.now();
-                let told = self.told.take().filter(|(since, _)| now - since <= STATUS_NS);
-                let told = told.unwrap_or_else(|| (now, encode(&self.status())));
-                self.visitors[n].peer.send_bytes(&status_frame(request, &told.1));
+                let told = self.told.take().unwrap_or_else(|| encode(&self.status()));
+                self.visitors[n].peer.send_bytes(&status_frame(request, &told));
                 self.told = Some(told);
             }
         }
