@@ -248,7 +248,7 @@ pub const MAX_CALLERS: usize = 1024;
 pub const MAX_OPEN: usize = 1024;
 /// How many a session's callers may have together, before some are forgotten.
 pub const MAX_OPEN_OF_SESSION: usize = 16 * MAX_OPEN;
-/// How many all sessions may have together; one that has fewer than [`SHARE_OPEN`] is served nevertheless.
+/// How many all sessions may have together; one that has fewer than `SHARE_OPEN` is served nevertheless.
 pub const MAX_OPEN_IN_TABLE: usize = 64 * MAX_OPEN;
 const SHARE_OPEN: usize = MAX_OPEN / 4;
 /// How many bytes of replies are kept for a session, beside the last one.
