@@ -46,6 +46,8 @@ fn config(groups: u32) -> Config {
 async fn create(cluster: &Cluster, groups: u32) -> Result<(Pool, GlobalAddr), IndexError> {
     let pool = Pool::join(cluster, SessionOptions::default()).await?;
     let op = pool.session().endpoint()?.op();
+    let index = pool.create_index(&op, "table", "none", &[]).await?.id;
+    assert_eq!(index, CLASS.0, "the first index of a pool");
     let root = Table::create(&op, &pool, CLASS, ServerId::new(0), config(groups)).await?;
     drop(op);
     Ok((pool, root))
