@@ -65,11 +65,16 @@ impl<B: Deref<Target = [u8]>> Leaf<B> {
 #[inline]
 pub(in super::super) fn other_key(leaf: Words<'_>, key: &[u8]) -> Option<SmallVec<[u8; 64]>> {
     let head = LeafHead::from_word(leaf.get(LEAF_HEAD_AT))?;
-    let word = |n: usize| leaf.get(LEAF_KEY_AT + 8 * n).to_le_bytes();
-    let is_at = |(n, part): (usize, &[u8])| word(n)[..part.len()] == *part;
-    if head.key_bytes == key.len() && key.chunks(8).enumerate().all(is_at) {
+    let word = |n: usize| leaf.get(LEAF_KEY_AT + 8 * n);
+    let whole = key.chunks_exact(8);
+    let (rest, rest_at) = (whole.remainder(), key.len() / 8);
+    let is_at =
+        |(n, part): (usize, &[u8])| part.try_into().map(u64::from_le_bytes).is_ok_and(|part| part == word(n));
+    let rest_is_at = || word(rest_at).to_le_bytes()[..rest.len()] == *rest;
+    if head.key_bytes == key.len() && whole.enumerate().all(is_at) && rest_is_at() {
         return None;
     }
+    let word = |n: usize| word(n).to_le_bytes();
     let seen_bytes = head.key_bytes.min(leaf.len() - LEAF_KEY_AT);
     let mut other: SmallVec<[u8; 64]> = (0..seen_bytes.div_ceil(8)).flat_map(word).collect();
     other.truncate(seen_bytes);
