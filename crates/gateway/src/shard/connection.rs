@@ -242,6 +242,10 @@ impl<S: Store, F: Future<Output = Reply>, X: Execute<S, F>> Connection<S, F, X> 
                 }
                 Ok(bytes) => {
                     self.shard.stats.bytes_in.add(bytes as u64);
+                    if self.memory() >= self.noted_bytes + LONG_BYTES {
+                        // Who always has more to say never waits, where it would be noted.
+                        self.note_memory();
+                    }
                     return Ok(None);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

@@ -63,6 +63,30 @@ fn requests_half_sent_have_a_bound_and_who_stands_still_goes() {
     wait_for("the memory to come back", || number(&mut other, "client_memory_bytes") < MIB as u64);
 }
 
+/// Whoever always has more to say never makes the gateway wait, and is counted all the same.
+#[test]
+fn requests_that_never_pause_have_a_bound() {
+    const SENT: usize = 16 * MIB;
+    let map = Map::default();
+    let gateway = start(&map, Options { client_memory_bytes: 8 * MIB as u64, ..options() });
+    let mut other = Client::to(gateway.address());
+    let part = vec![b'x'; MIB];
+    let sent: Vec<usize> = std::thread::scope(|scope| {
+        let send = || {
+            let mut stream = connect(&gateway);
+            let _ = stream.write_all(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$60000000\r\n");
+            (0..SENT / MIB).take_while(|_| stream.write_all(&part).is_ok()).count() * MIB
+        };
+        let senders: Vec<_> = (0..32).map(|_| scope.spawn(send)).collect();
+        senders.into_iter().map(|sender| sender.join().expect("it ends")).collect()
+    });
+    // The system takes some MiB for each that the gateway has not read.
+    let all: usize = sent.iter().sum();
+    println!("{} MiB of {} MiB were taken in", all / MIB, 32 * SENT / MIB);
+    assert!(all < 32 * SENT * 5 / 8, "{sent:?}");
+    assert!(number(&mut other, "evicted_clients") >= 24);
+}
+
 #[test]
 fn unread_replies_have_a_bound_and_who_reads_gets_all() {
     let map = Map::default();

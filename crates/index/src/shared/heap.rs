@@ -397,9 +397,19 @@ impl Heap {
         waits: &mut Waits,
     ) -> Result<bool, FabricError> {
         match error {
-            // What is before it in its pipeline may free what it needs.
-            IndexError::PoolFull(_) if endpoint.company().has_turn() => self.make_room(endpoint, waits).await,
-            IndexError::PoolFull(_) | IndexError::Contended { what: TURN, .. } => {
+            IndexError::PoolFull(_) => {
+                let is_early = !endpoint.company().has_turn();
+                if self.make_room(endpoint, waits).await? {
+                    return Ok(true);
+                }
+                if is_early {
+                    // What is before it in its pipeline may free what it needs.
+                    endpoint.company().turn().await;
+                    *waits = Waits::default();
+                }
+                Ok(is_early)
+            }
+            IndexError::Contended { what: TURN, .. } => {
                 marks::hit("turn_awaited");
                 endpoint.company().turn().await;
                 Ok(true)
