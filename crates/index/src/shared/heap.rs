@@ -92,6 +92,8 @@ pub(crate) struct Waits {
     count: u32,
     /// How many objects had come free when it began again.
     reused: Option<u64>,
+    /// It had its turn by then.
+    in_turn: bool,
 }
 
 /// Awaits an operation on a tree, and again if what it lacked comes in a moment ([`Heap::come_again`]). A macro, since the future of an
@@ -398,16 +400,16 @@ impl Heap {
     ) -> Result<bool, FabricError> {
         match error {
             IndexError::PoolFull(_) => {
-                let is_early = !endpoint.company().has_turn();
-                if self.make_room(endpoint, waits).await? {
-                    return Ok(true);
+                // What is before it in its pipeline may free what it needs, so it waits anew in its turn.
+                let has_turn = endpoint.company().has_turn();
+                if has_turn && !waits.in_turn {
+                    *waits = Waits { in_turn: true, ..Waits::default() };
                 }
-                if is_early {
-                    // What is before it in its pipeline may free what it needs.
+                let is_room = self.make_room(endpoint, waits).await?;
+                if !is_room && !has_turn {
                     endpoint.company().turn().await;
-                    *waits = Waits::default();
                 }
-                Ok(is_early)
+                Ok(is_room || !has_turn)
             }
             IndexError::Contended { what: TURN, .. } => {
                 marks::hit("turn_awaited");
