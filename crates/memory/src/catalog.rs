@@ -1,6 +1,6 @@
 //! The pool's indexes: name, engine, configuration, state, and an anchor of zeroed words for root pointers.
 //!
-//! Creating: the id is taken (a crash skips it), the anchor zeroed, the entry written, and last its commit word.
+//! Creating: the anchor zeroed, the entry written, its commit word, and last the number of the next index: a crash skips no number.
 //! Dropping: the flush generation to wait for, then the commit word; the entry goes when that flush is through.
 //!
 //! Invariants: names are unique among all states; an id is never used twice; an entry is absent or complete.
@@ -39,13 +39,19 @@ impl Catalog {
     /// Reads the catalog from META.
     pub(crate) fn load(memory: &dyn ServerMemory, config: &ServerConfig) -> Result<Self, StartError> {
         let layout = Layout::new(config);
-        let next_id = layout::load(memory, superblock::NEXT_INDEX_AT);
+        let stored = layout::load(memory, superblock::NEXT_INDEX_AT);
         let mut slots = Vec::with_capacity(usize::from(config.max_indexes));
+        let mut next_id = stored;
         for slot in 0..config.max_indexes {
+            // The last one may have been entered by a server that died before it stored the next number.
             let entry = load_entry(memory, layout.catalog_entry(slot))
-                .filter(|entry| entry.as_ref().is_none_or(|entry| u64::from(entry.id) < next_id))
+                .filter(|entry| entry.as_ref().is_none_or(|entry| u64::from(entry.id) <= stored))
                 .ok_or_else(|| layout::damaged("catalog entry", u64::from(slot)))?;
+            next_id = next_id.max(entry.as_ref().map_or(0, |entry| u64::from(entry.id) + 1));
             slots.push(entry);
+        }
+        if next_id != stored {
+            layout::store(memory, superblock::NEXT_INDEX_AT, next_id);
         }
         Ok(Self { layout, max: config.max_indexes, slots, next_id })
     }
@@ -73,24 +79,17 @@ impl Catalog {
         let slot = (0..self.max).zip(&self.slots).find(|(_, entry)| entry.is_none()).map(|(slot, _)| slot);
         let (Some(slot), Ok(id)) = (slot, IndexId::try_from(self.next_id)) else { return Err(full) };
 
-        self.next_id += 1;
-        layout::store(memory, superblock::NEXT_INDEX_AT, self.next_id);
         layout::clear(memory, RegionId::BOARD, self.layout.anchor(slot).offset(), ANCHOR_BYTES);
         let entry =
             Entry { id, name, engine, config, state: IndexState::Creating, drop_generation: 0, creator };
         store_parts(memory, self.layout.catalog_entry(slot), &entry);
-        Ok(self.commit(memory, slot, entry))
+        let info = self.commit(memory, slot, entry);
+        self.next_id += 1;
+        layout::store(memory, superblock::NEXT_INDEX_AT, self.next_id);
+        Ok(info)
     }
 
-    /// (Other servers) The coordinator's seal says that the next index gets this number.
-    pub(crate) fn learn(&mut self, memory: &dyn ServerMemory, next_index: IndexId) {
-        if u64::from(next_index) > self.next_id {
-            self.next_id = u64::from(next_index);
-            layout::store(memory, superblock::NEXT_INDEX_AT, self.next_id);
-        }
-    }
-
-    /// The number of the next index, as far as this server knows.
+    /// The number of the next index.
     pub(crate) fn next_id(&self) -> IndexId {
         IndexId::try_from(self.next_id).unwrap_or(IndexId::MAX)
     }

@@ -96,13 +96,12 @@ impl Server {
             if sealed_for != incarnation {
                 return Err(ControlError::Unbound { server, incarnation });
             }
-            self.lost_below = next_index;
-            layout::store(memory, superblock::LOST_BELOW_AT, u64::from(next_index));
+            self.numbers.begin(memory, next_index);
             layout::store(memory, superblock::COORDINATOR_AT, u64::from(coordinator));
         } else if known != u64::from(coordinator) {
             return Err(ControlError::OtherCoordinator { server: self.identity.server });
         }
-        self.catalog.learn(memory, next_index);
+        self.numbers.learn(memory, next_index);
         Ok(())
     }
 
@@ -421,6 +420,9 @@ impl Server {
                     secret.released_by(coordinator, index, self.identity.server)
                 };
                 self.chunks.release(memory, index);
+                if !self.is_coordinator() {
+                    self.numbers.released(memory, index);
+                }
                 Ok(Reply::Released { seal: answer })
             }
             _ => Err(bad("no request about chunks")),
@@ -428,16 +430,12 @@ impl Server {
     }
 
     /// Whether the index may have chunks here: what is given to one that does not exist, nobody ever releases. The other servers know which
-    /// numbers were given out: whoever creates an index tells them before it asks for memory.
+    /// numbers are in use: whoever creates an index tells them before it asks for memory, and whoever drops one, too.
     fn check_index(&self, index: IndexId) -> Result<(), ControlError> {
         if self.is_coordinator() {
             return self.catalog.check_serves(index, self.clock.epochs().flushed_through);
         }
-        if index < self.catalog.next_id() {
-            Ok(())
-        } else {
-            Err(ControlError::NoSuchIndex { name: format!("#{index}") })
-        }
+        self.numbers.check(index)
     }
 
     /// The flush that a chunk freed now waits for. The coordinator, which announces them, takes none before its newest, and none
@@ -523,7 +521,7 @@ impl Server {
             ticket,
             next_index,
             seal: if is_coordinator { secret.opened(coordinator, session, opened) } else { 0 },
-            lost_below: self.lost_below,
+            lost_below: self.numbers.lost_below(),
         };
         let who = Principal { session, term, ticket };
         Ok(Answer { fence: None, admit: Some((who, permissions)), reply: Ok(reply) })
@@ -543,7 +541,7 @@ impl Server {
             cores: u16::try_from(self.config.cores).unwrap_or(u16::MAX),
             running,
             queued,
-            lost_below: self.lost_below,
+            lost_below: self.numbers.lost_below(),
         }
     }
 

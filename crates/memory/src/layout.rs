@@ -19,8 +19,8 @@
 //! +40  chunk_bytes      8 B
 //! +48  chunks           8 B
 //! +56  lock_bytes       8 B
-//! +64  next index id    8 B   stored before the entry that uses the id: a crash skips ids, never repeats one; on other servers,
-//!                             the highest that a seal of the coordinator's has said
+//! +64  next index id    8 B   stored behind the entry that has the id, which counts if a crash came between; on other servers, the
+//!                             highest that a seal of the coordinator's has said
 //! +72  epoch            8 B   \ grow; stored before anybody is told
 //! +80  flush generation 8 B   /
 //! +88  next session     8 B   the slot where the search for a free number begins
@@ -47,6 +47,10 @@
 //! +32  name            64 B
 //! +96  engine          32 B
 //! +128 config         512 B
+//!
+//! catalog entry on other servers: the number of an index that may have chunks here, in any order
+//! +0   zero            24 B
+//! +24  index id         8 B   0: none                                       <- commit word
 //! ```
 //!
 //! **The chunk table and crashes.** An extent is its head's entry alone: the `count` in the head's commit word says
@@ -63,7 +67,7 @@ use farwood_fabric::region::{Permissions, PoolId, RegionSpec};
 use farwood_fabric::server::{ServerMemory, StartError};
 
 /// Version of everything above.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 /// First word of META.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"FARWOOD\0");
 /// What the big tables are aligned to.
@@ -129,6 +133,8 @@ pub(crate) mod catalog_entry {
     pub(crate) const CONFIG_LENGTH_AT: u64 = 8;
     pub(crate) const DROP_GENERATION_AT: u64 = 16;
     pub(crate) const CREATOR_AT: u64 = 24;
+    /// (Other servers) All that there is of an entry.
+    pub(crate) const NUMBER_AT: u64 = 24;
     pub(crate) const NAME_AT: u64 = 32;
     pub(crate) const ENGINE_AT: u64 = 96;
     pub(crate) const CONFIG_AT: u64 = 128;

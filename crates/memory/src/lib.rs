@@ -14,6 +14,7 @@
 //! | `sessions` | who exists, whose lease ran out, who is fenced and who cleans up |
 //! | `epochs` | when retired memory may be reused, when hints are flushed everywhere (pure) |
 //! | `catalog` | which indexes there are |
+//! | `numbers` | on servers other than the coordinator: which indexes may have chunks |
 //! | `host` | which procedures run, wait or are refused (pure) |
 //! | [`seal`] | what only the coordinator can have said (pure) |
 //! | `control` | one request: may the caller ask it, and which table answers |
@@ -52,6 +53,7 @@ mod epochs;
 mod host;
 mod labels;
 pub mod layout;
+mod numbers;
 pub mod seal;
 mod server;
 mod sessions;

@@ -24,6 +24,7 @@ use crate::labels::Labels;
 use crate::layout::{
     self, FORMAT_VERSION, Layout, MAGIC, MAX_CONFIG_BYTES, MAX_ENGINE_BYTES, MAX_NAME_BYTES, superblock,
 };
+use crate::numbers::IndexNumbers;
 use crate::sessions::{SessionTable, State};
 use farwood_fabric::addr::{RegionId, SessionId};
 use farwood_fabric::call::{Call, CallError, CallId, CallOutcome, CallTable, Principal, Seen};
@@ -133,8 +134,8 @@ pub(crate) struct Server {
     pub(crate) next_look: Nanos,
     /// (Coordinator) When somebody was last asked to finish the drop of an index.
     pub(crate) drop_offers: BTreeMap<IndexId, Nanos>,
-    /// (Other servers) Indexes with numbers below this have lost what they had here.
-    pub(crate) lost_below: IndexId,
+    /// (Other servers) Which indexes may have chunks here.
+    pub(crate) numbers: IndexNumbers,
 }
 
 impl Server {
@@ -186,8 +187,7 @@ impl Server {
             held_back: Vec::new(),
             next_look: 0,
             drop_offers: BTreeMap::new(),
-            lost_below: IndexId::try_from(layout::load(memory, superblock::LOST_BELOW_AT))
-                .map_err(|_| layout::damaged("what was lost with server", u64::from(config.server.get())))?,
+            numbers: IndexNumbers::load(memory, config)?,
         };
         server.sessions.repair(memory);
         server.disown_the_gone(memory);

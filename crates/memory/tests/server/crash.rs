@@ -21,11 +21,11 @@ use std::collections::BTreeMap;
 const CHUNKS: u32 = 6;
 
 /// Memory of which only the first `kept` stores last.
-struct MortalMemory {
+pub(crate) struct MortalMemory {
     live: VecMemory,
-    lasting: VecMemory,
+    pub(crate) lasting: VecMemory,
     kept: u64,
-    stores: Cell<u64>,
+    pub(crate) stores: Cell<u64>,
 }
 
 impl ServerMemory for MortalMemory {
@@ -162,7 +162,7 @@ fn live<M: ServerMemory>(world: &mut World<M>, note: Note<'_, M>) {
     }
 }
 
-fn mortal(config: ServerConfig, kept: u64) -> World<MortalMemory> {
+pub(crate) fn mortal(config: ServerConfig, kept: u64) -> World<MortalMemory> {
     let regions = MemoryServer::new(config.clone(), ProcedureSet::default()).expect("valid").regions();
     let (live, lasting) = (VecMemory::new(&regions), VecMemory::new(&regions));
     let memory = MortalMemory { live, lasting, kept, stores: Cell::new(0) };

@@ -8,6 +8,7 @@ mod catalog_model;
 mod chunk_model;
 mod crash;
 mod driver;
+mod dropped;
 mod session_model;
 mod storm;
 mod wrong_client;
