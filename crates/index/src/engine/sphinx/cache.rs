@@ -13,7 +13,8 @@
 //!    If not, the next shorter prefix, and in the end the root.
 //!
 //! **Entries are hints.** They are written when a node has been linked and when it has been replaced, by whoever did that; if it dies between, an entry is
-//! missing or out of date, and whoever notices mends it. What makes a hint safe: a node that is linked and alive is part of the tree; and memory of
+//! missing or out of date, and whoever notices mends it. There are none before somebody has come who asks the tables: where memory is
+//! mapped nobody does, and to keep them is a tenth of what an insert costs. What makes a hint safe: a node that is linked and alive is part of the tree; and memory of
 //! a node is never used for anything but nodes of its kind. The head is read first, since without it the rest might be of a
 //! former life of this memory: once the node was seen linked in this operation, its epoch keeps it.
 
@@ -23,11 +24,11 @@ use super::node::Node;
 use super::node::prefix::{self, Prefixes};
 use super::read::{Stop, Way};
 use super::table::{self, Candidates, Nodes, Probe, Table};
-use super::{Shared, Tree};
+use super::{Shared, TABLES_IN_USE_AT, Tree};
 use crate::api::IndexError;
 use crate::shared::surely;
 use farwood_fabric::addr::PackedAddr;
-use farwood_fabric::{Buf, Op, marks};
+use farwood_fabric::{Buf, GlobalAddr, Op, marks};
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -120,12 +121,9 @@ impl Finder {
 }
 
 impl Tree {
-    /// How nodes are found by hash, if they are to be. Where round trips cost nothing, nothing is saved by it: the way from the root
-    /// touches less memory.
+    /// How nodes are found by hash, if they are to be.
     pub(super) fn finder(&self) -> Option<&Finder> {
-        let is_worth_while =
-            self.shared.config.switches.always_by_hash || !self.endpoint.capabilities().immediate;
-        self.shared.finder.as_ref().filter(|_| is_worth_while)
+        self.shared.finder.as_ref().filter(|_| self.shared.config.asks_tables(&self.endpoint))
     }
 
     /// The deepest node of a key that is found by hash, less deep than `below`.
@@ -324,6 +322,9 @@ impl Tree {
         before: Option<NodeRef>,
     ) -> Result<(), IndexError> {
         let Some(finder) = &self.shared.finder else { return Ok(()) };
+        if !self.are_tables_in_use(op).await? {
+            return Ok(());
+        }
         surely::write(op, node.addr.add(NODE_LINKED_AT as u64), &[1]).await?;
         let (table, entry) = (finder.table(&self.shared, hash), entry_of(hash, node));
         if let Some(before) = before {
@@ -339,6 +340,24 @@ impl Tree {
         self.forget_if_dead(op, hash, node).await
     }
 
+    fn tables_in_use_at(&self) -> GlobalAddr {
+        self.shared.info.anchor.add(TABLES_IN_USE_AT)
+    }
+
+    /// Whether the tables hold entries: not before somebody has come who asks them. Until then all who use the index look at nodes
+    /// themselves. What they made is entered later, by those who miss it ([`Tree::learn`]). Who buries a node and then finds that the
+    /// tables are not in use has no entry to remove: whoever enters one looks afterwards whether the node is dead.
+    pub(super) async fn are_tables_in_use(&self, op: &Op) -> Result<bool, IndexError> {
+        if self.finder().is_some() {
+            return Ok(true);
+        }
+        let in_use = surely::read_word(op, self.tables_in_use_at()).await? != 0;
+        if !in_use {
+            marks::hit("hash_tables_not_in_use");
+        }
+        Ok(in_use)
+    }
+
     /// Tells the filter of a node, if anybody asks the filter.
     fn note(&self, hash: u64) {
         if let Some(Finder { filter: Some(filter), .. }) = self.finder() {
@@ -349,6 +368,10 @@ impl Tree {
     /// Says that the hash entry of a prefix will be written soon.
     pub(super) fn expect_entry(&self, op: &Op, hash: u64) {
         let Some(finder) = &self.shared.finder else { return };
+        let in_use = op.peek_here(self.tables_in_use_at(), 8, |words| words.get(0) != 0);
+        if !matches!(in_use, Some(Ok(true))) {
+            return;
+        }
         for (addr, bytes) in finder.table(&self.shared, hash).probe(hash).places() {
             op.expect(addr, bytes);
         }
@@ -388,6 +411,9 @@ impl Tree {
     /// Removes the hash entry of a node that is dead.
     pub(super) async fn forget(&self, op: &Op, hash: u64, node: NodeRef) -> Result<(), IndexError> {
         let Some(finder) = &self.shared.finder else { return Ok(()) };
+        if !self.are_tables_in_use(op).await? {
+            return Ok(());
+        }
         let table = finder.table(&self.shared, hash);
         unless_fenced(Box::pin(table.remove(op, self, hash, entry_of(hash, node))).await)
     }

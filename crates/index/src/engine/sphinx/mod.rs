@@ -81,9 +81,10 @@ use write::Decision;
 /// What the engine is called with the paper's techniques, and without all of them.
 const SPHINX: &str = "sphinx";
 const ART: &str = "art";
-/// The anchor: where the root is, what hashes are seeded with, and each server's hash table.
+/// The anchor: where the root is, what hashes are seeded with, whether the hash tables are in use, and each server's table.
 const ROOT_AT: u64 = 0;
 const SEED_AT: u64 = 8;
+const TABLES_IN_USE_AT: u64 = 16;
 const TABLES_AT: u64 = 64;
 /// The most servers that the anchor has room for.
 const MAX_SERVERS: usize = ((ANCHOR_BYTES - TABLES_AT) / 8) as usize;
@@ -263,6 +264,10 @@ impl Engine for Sphinx {
         let addr = GlobalAddr::from_raw(surely::read_word(&op, info.anchor.add(ROOT_AT)).await?);
         let seed = surely::read_word(&op, info.anchor.add(SEED_AT)).await?;
         let finder = self.finder(&op, pool, &info).await?;
+        if finder.is_some() && self.config.asks_tables(endpoint) {
+            // By all who ask: one word more in a life.
+            surely::write_word(&op, info.anchor.add(TABLES_IN_USE_AT), 1).await?;
+        }
         let chunk_bytes = pool.session().cluster().view().smallest_chunk_bytes();
         let shared = Shared {
             opening: pool.opening(info.id),

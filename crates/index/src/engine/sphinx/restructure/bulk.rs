@@ -241,6 +241,9 @@ impl Tree {
 
     /// Marks nodes as linked and enters them into the hash tables, several at a time.
     async fn announce_all(&self, op: &Op, nodes: Vec<(u64, NodeRef)>) -> Result<(), IndexError> {
+        if !self.are_tables_in_use(op).await? {
+            return Ok(());
+        }
         for server in self.shared.servers() {
             let here: Vec<_> = nodes.iter().filter(|(_, node)| node.addr.server() == *server).collect();
             for some in here.chunks(WRITES_PER_BATCH) {
