@@ -4,6 +4,7 @@ use crate::crash::{MortalMemory, mortal};
 use crate::driver::{World, refused, s};
 use farwood_fabric::addr::ServerId;
 use farwood_fabric::control::{ControlError, IndexId, Reply, Request};
+use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::server::ServerMemory;
 use farwood_memory::ServerConfig;
 
@@ -91,7 +92,7 @@ fn a_crash_forgets_no_index_that_lives_and_no_release_that_was_confirmed() {
     for kept in 0..=total {
         let mut world = mortal(config(), kept);
         live(&mut world);
-        let mut heir = World::on(world.memory.lasting, config(), Default::default());
+        let mut heir = World::on(world.memory.lasting, config(), ProcedureSet::default());
         let told: Vec<_> = said.iter().filter(|(stores, _, _)| *stores <= kept).collect();
         let next = told.last().map_or(1, |(_, next, _)| *next);
         let attachment = heir.attachment_of(s(1), 2, (next, heir.config.incarnation));
