@@ -188,6 +188,37 @@ fn clients_that_touch_memory_themselves() {
     ]);
 }
 
+/// Some look at nodes themselves, others find them by hash: from the beginning, or only those who join in the middle of the work.
+#[test]
+fn hash_tables_come_into_use_in_the_middle() {
+    let mut sum = Sum::default();
+    let near = |trial| Trial { immediate: true, long_ns: 300_000, ..trial };
+    for seed in 0..trials(6) {
+        for first in [3, 6] {
+            let mut config = Config::tiny();
+            config.sabotage.by_hash_from_term = Some(first);
+            for spelling in SPELLINGS {
+                for base in [near(bushy(seed, spelling)), near(crowded(seed, spelling))] {
+                    let report = tree(&config, &base);
+                    // Long looks cost some their lease. Where they did not, nobody left anything undone.
+                    let is_stale = report.marks.contains_key("hash_entry_out_of_date");
+                    assert!(report.recovered > 0 || !is_stale, "{config:?} {base}");
+                    sum.add(&report);
+                    sum.add(&tree(&config, &base.clone().with_faults(FaultKind::Kill, 3)));
+                    sum.add(&tree(&config, &Trial { leaves: 4, churn: seed % 2 == 1, ..base }));
+                }
+            }
+        }
+    }
+    sum.assert_ran(&[
+        ("hash_tables_not_in_use", 1_000),
+        ("hash_entry_missing", 100),
+        ("hash_probe_in_vain", 100),
+        ("session_recovered", 10),
+        ("new_life", 1),
+    ]);
+}
+
 /// Found on real threads, near and far: while one READ of a node lasted, a key's leaf moved, was deleted, and the key came back behind another
 /// slot. A scan followed both slots and returned the key twice.
 #[test]

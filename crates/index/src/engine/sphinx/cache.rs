@@ -123,7 +123,7 @@ impl Finder {
 impl Tree {
     /// How nodes are found by hash, if they are to be.
     pub(super) fn finder(&self) -> Option<&Finder> {
-        self.shared.finder.as_ref().filter(|_| self.shared.config.asks_tables(&self.endpoint))
+        self.shared.finder.as_ref().filter(|_| self.shared.finds_by_hash)
     }
 
     /// The deepest node of a key that is found by hash, less deep than `below`.

@@ -97,6 +97,8 @@ pub struct Sabotage {
     pub scan_trusts_moved_leaf: bool,
     /// No mistake: what is retired is written down in pages alone.
     pub pages_only: bool,
+    /// No mistake: sessions find nodes by hash from this term on, and those before it do not.
+    pub by_hash_from_term: Option<u64>,
 }
 
 /// How a compute server works on an index.
@@ -144,10 +146,13 @@ impl Config {
         }
     }
 
-    /// Whether those who work through such an endpoint find nodes by hash. Where round trips cost nothing, nothing is saved by it: the way
-    /// from the root touches less memory.
-    pub(super) fn asks_tables(&self, endpoint: &Endpoint) -> bool {
-        self.switches.hash_table && (self.switches.always_by_hash || !endpoint.capabilities().immediate)
+    /// Whether a session with such endpoints finds nodes by hash. Where round trips cost nothing, nothing is saved by it: the way from the
+    /// root touches less memory.
+    pub(super) fn finds_by_hash(&self, endpoint: &Endpoint) -> bool {
+        match (self.sabotage.by_hash_from_term, endpoint.session()) {
+            (Some(first), Some(session)) => session.term() >= first,
+            _ => self.switches.always_by_hash || !endpoint.capabilities().immediate,
+        }
     }
 
     /// Refuses what does not work.

@@ -162,6 +162,8 @@ pub(crate) struct Shared {
     seed: u64,
     /// How nodes are found by their prefix; `None` in `art`.
     finder: Option<Finder>,
+    /// Whether this session finds them so.
+    finds_by_hash: bool,
     /// How long a key and its value may be together: a chunk of this pool has to hold their leaf.
     max_pair_bytes: usize,
 }
@@ -264,8 +266,8 @@ impl Engine for Sphinx {
         let addr = GlobalAddr::from_raw(surely::read_word(&op, info.anchor.add(ROOT_AT)).await?);
         let seed = surely::read_word(&op, info.anchor.add(SEED_AT)).await?;
         let finder = self.finder(&op, pool, &info).await?;
-        if finder.is_some() && self.config.asks_tables(endpoint) {
-            // By all who ask: one word more in a life.
+        let finds_by_hash = self.config.finds_by_hash(endpoint);
+        if finder.is_some() && finds_by_hash {
             surely::write_word(&op, info.anchor.add(TABLES_IN_USE_AT), 1).await?;
         }
         let chunk_bytes = pool.session().cluster().view().smallest_chunk_bytes();
@@ -278,6 +280,7 @@ impl Engine for Sphinx {
             root: NodeRef { addr, kind: NodeKind::N256 },
             seed,
             finder,
+            finds_by_hash,
             max_pair_bytes: max_leaf_bytes(chunk_bytes).saturating_sub(LEAF_KEY_AT + SPARE_BYTES),
         };
         Ok(Attached { shared: Arc::new(shared) })
