@@ -156,11 +156,9 @@ fn memory_of(client: &Arc<Client>) -> u64 {
     client.memory.load(Ordering::Relaxed)
 }
 
-/// Whether a client has read none of its replies for a while, or said nothing.
+/// Whether a client has read none of its replies for a while, or said nothing though it is waited for.
 fn stands_still(client: &Client, seconds: u64) -> bool {
-    let unread_since = client.unread_since.load(Ordering::Relaxed);
-    let since = if unread_since > 0 { unread_since } else { client.active.load(Ordering::Relaxed) };
-    seconds.saturating_sub(since) >= STILL_SECONDS
+    client.still_since().is_some_and(|since| seconds.saturating_sub(since) >= STILL_SECONDS)
 }
 
 /// What a command builds up, until it is dropped.

@@ -20,6 +20,8 @@ pub(crate) struct Client {
     pub(crate) active: AtomicU64,
     /// When replies that it does not read began to wait; 0: none do.
     pub(crate) unread_since: AtomicU64,
+    /// What it has said is being carried out, or its replies wait for their turn: it waits for us.
+    pub(crate) is_served: AtomicBool,
     /// The place of its last command in the table.
     pub(crate) last_command: AtomicUsize,
     pub(crate) protocol: AtomicU32,
@@ -59,6 +61,15 @@ impl Client {
     pub(crate) fn evict(&self) {
         self.is_evicted.store(true, Ordering::Relaxed);
         self.disconnect();
+    }
+
+    /// Since when we have waited for it, to read or to say something; none, if it waits for us.
+    pub(crate) fn still_since(&self) -> Option<u64> {
+        let unread_since = self.unread_since.load(Ordering::Relaxed);
+        if unread_since > 0 {
+            return Some(unread_since);
+        }
+        (!self.is_served.load(Ordering::Relaxed)).then(|| self.active.load(Ordering::Relaxed))
     }
 
     pub(crate) fn is_evicted(&self) -> bool {
@@ -156,6 +167,7 @@ impl Clients {
             since,
             active: AtomicU64::new(since),
             unread_since: AtomicU64::new(0),
+            is_served: AtomicBool::new(false),
             last_command: AtomicUsize::new(usize::MAX),
             protocol: AtomicU32::new(2),
             memory: AtomicU64::new(0),

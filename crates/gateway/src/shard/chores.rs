@@ -45,11 +45,10 @@ pub(super) async fn every_moment<S: Store>(shard: Rc<Shard<S>>) {
 fn disconnect_silent<S: Store>(shard: &Shard<S>, now: u64) {
     let options = &shard.common.options;
     for client in shard.common.clients.list() {
-        let silent = now.saturating_sub(client.active.load(Ordering::Relaxed));
-        let unread_since = client.unread_since.load(Ordering::Relaxed);
-        let is_silent = options.idle_seconds > 0 && silent > options.idle_seconds && unread_since == 0;
-        let is_deaf = unread_since > 0 && now.saturating_sub(unread_since) > options.unread_seconds;
-        if is_silent || is_deaf {
+        let Some(still) = client.still_since().map(|since| now.saturating_sub(since)) else { continue };
+        let is_deaf = client.unread_since.load(Ordering::Relaxed) > 0;
+        let is_silent = !is_deaf && options.idle_seconds > 0 && still > options.idle_seconds;
+        if is_silent || is_deaf && still > options.unread_seconds {
             client.disconnect();
         }
     }

@@ -214,6 +214,9 @@ impl<S: Store, F: Future<Output = Reply>, X: Execute<S, F>> Connection<S, F, X> 
 
     /// Waits until the client says something, and reads it; meanwhile it is sent its replies. Or how it ended.
     async fn hear(&mut self) -> io::Result<Option<Parting>> {
+        // From now on we wait for it. What it has waited for may have taken long.
+        self.talk.client.active.store(self.shard.seconds.get(), Ordering::Relaxed);
+        self.talk.client.is_served.store(false, Ordering::Relaxed);
         loop {
             if !self.may_go_on() {
                 self.hold_back().await?;
@@ -241,6 +244,7 @@ impl<S: Store, F: Future<Output = Reply>, X: Execute<S, F>> Connection<S, F, X> 
                     return Ok(Some(Parting::End));
                 }
                 Ok(bytes) => {
+                    self.talk.client.is_served.store(true, Ordering::Relaxed);
                     self.shard.stats.bytes_in.add(bytes as u64);
                     if self.memory() >= self.noted_bytes + LONG_BYTES {
                         // Who always has more to say never waits, where it would be noted.
