@@ -18,7 +18,8 @@
 //! ([`Endpoint::quiet`]): it is *parked* until then.
 //!
 //! A crash at any point may leave a bit set for an object that nothing links to: a leak, bounded by what the session held
-//! in its hands (at most [`MAX_FREE`] a class or one claim, another claim, and 16 that are just being freed), and found by a walk of the
+//! in its hands (at most [`MAX_FREE`] a class or one claim, another claim, and 16 that are just being freed; of long objects as many as have
+//! [`MAX_HANDS_BYTES`], or a claim of one), and found by a walk of the
 //! index. It never leaves a clear bit or a journal entry for an object that is linked, which is why step 2 comes after the unlinking and
 //! why slots are cleared before reuse.
 
@@ -48,6 +49,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub const MAX_FREE: usize = 16;
 /// How many objects are claimed at a time, at first.
 pub const CLAIM: u32 = 8;
+/// Of long objects fewer are claimed and kept: others cannot have them, and if the session dies nobody can.
+const MAX_HANDS_BYTES: u32 = 64 << 10;
 /// Later a session claims as many as this share of what it has claimed of the class before, up to a word of the bitmap: a claim costs
 /// more than an object, and what is lost if the session dies stays a small part of what it made.
 const CLAIM_SHARE: u32 = 64;
@@ -187,14 +190,24 @@ struct ClassPool {
 impl ClassPool {
     /// How many objects are claimed at a time.
     fn claim(&self, class: Class) -> u32 {
-        let most = (MAX_CLAIM_BYTES / class.object_bytes.max(1)).clamp(CLAIM, MAX_CLAIM);
-        (self.claimed / CLAIM_SHARE).clamp(CLAIM, most)
+        let least = CLAIM.min(fit_in_hands(class)).max(1);
+        let most = (MAX_CLAIM_BYTES / class.object_bytes.max(1)).clamp(least, MAX_CLAIM);
+        (self.claimed / CLAIM_SHARE).clamp(least, most)
     }
 
     /// How many free objects the session keeps.
     fn keeps(&self, class: Class) -> usize {
-        MAX_FREE.max(usize::try_from(self.claim(class)).unwrap_or(0))
+        let count = |number: u32| usize::try_from(number).unwrap_or(0);
+        match fit_in_hands(class) {
+            0 => 0,
+            fit => MAX_FREE.min(count(fit)).max(count(self.claim(class))),
+        }
     }
+}
+
+/// How many objects of a class a session may have in its hands; none, if they are longer than all that it may have.
+fn fit_in_hands(class: Class) -> u32 {
+    MAX_HANDS_BYTES / class.object_bytes.max(1)
 }
 
 /// The right to ask for a new chunk of a class, which one has at a time.
@@ -970,5 +983,18 @@ mod tests {
         assert_eq!(lowest_bits(0b1, 16), 0b1);
         assert_eq!(lowest_bits(0, 3), 0);
         assert_eq!(lowest_bits(u64::MAX, 64), u64::MAX);
+    }
+
+    #[test]
+    fn few_long_objects_are_claimed_and_kept() {
+        let of = |object_bytes, claimed| {
+            let class = Class { index: 1, class: 1, object_bytes };
+            let pool = ClassPool { claimed, ..ClassPool::default() };
+            (pool.claim(class), pool.keeps(class))
+        };
+        assert_eq!((of(64, 0), of(64, 1 << 20)), ((8, 16), (64, 64)));
+        assert_eq!((of(4096, 0), of(4096, 1 << 20)), ((8, 16), (8, 16)));
+        assert_eq!((of(30 << 10, 0), of(30 << 10, 1 << 20)), ((2, 2), (2, 2)));
+        assert_eq!((of(1 << 20, 0), of(1 << 20, 1 << 20)), ((1, 0), (1, 0)));
     }
 }
