@@ -62,7 +62,7 @@ use crate::shared::opening::Opening;
 use crate::shared::surely;
 use crate::shared::whole::Place;
 use cache::Cache;
-use farwood_fabric::control::{IndexId, IndexInfo, Reply, Request};
+use farwood_fabric::control::{IndexId, IndexInfo, MAIN_BASE, ObjectChunk, Reply, Request};
 use farwood_fabric::{CallError, Endpoint, FabricError, GlobalAddr, Op, RegionId, ServerId};
 use node::{Layouts, Node, Plan};
 use restructure::LostSeparator;
@@ -310,7 +310,10 @@ impl Sherman {
         let op = endpoint.op();
         let info = pool.open_index(&op, index, Some(name)).await?;
         self.config.check_same(&info.config)?;
-        let locks = self.locks(pool, self.lock_table_with(&op, pool, &info, stride).await?);
+        let Some(table) = self.lock_table_with(&op, pool, &info, stride).await? else {
+            return Err(corrupt(format!("index '{index}' has no lock table")));
+        };
+        let locks = self.locks(pool, table);
         let cache = Arc::new(Cache::new(self.config.cache_bytes));
         let flushed = Arc::downgrade(&cache);
         pool.session().on_flush(move || {
@@ -345,17 +348,18 @@ impl Sherman {
             return Ok(None);
         }
         let tree = Self::new(Config { switches, ..config });
-        tree.lock_table_with(op, pool, info, stride).await.map(Some)
+        tree.lock_table_with(op, pool, info, stride).await
     }
 
-    /// Where the locks of a tree are.
+    /// Where the locks of a tree are; none, if its maker has not written that down, or it cannot be: whoever frees locks there would change
+    /// what is somebody else's.
     async fn lock_table_with(
         &self,
         op: &Op,
         pool: &Pool,
         info: &IndexInfo,
         stride: u64,
-    ) -> Result<LockTable, IndexError> {
+    ) -> Result<Option<LockTable>, IndexError> {
         let Switches { lock_memory, masked_locks, .. } = self.config.switches;
         let capabilities = op.endpoint().capabilities();
         if masked_locks && !capabilities.masked_cas {
@@ -365,19 +369,45 @@ impl Sherman {
         let servers = pool.session().servers();
         if lock_memory {
             let bytes = capabilities.lock_memory_bytes;
-            return Ok(LockTable::in_lock_memory(servers, bytes, self.config.locks, masked_locks));
+            return Ok(Some(LockTable::in_lock_memory(servers, bytes, self.config.locks, masked_locks)));
         }
         let mut bases = Vec::new();
         for server in servers {
             let raw = surely::read_word(op, lock_table_pointer(info, *server)).await?;
-            bases.push(GlobalAddr::from_raw(raw));
+            let base = GlobalAddr::from_raw(raw);
+            if !may_be_lock_table(op, pool, *server, base).await? {
+                return Ok(None);
+            }
+            bases.push(base);
         }
-        Ok(LockTable::new(bases, chunk_bytes(pool), stride, self.config.locks, masked_locks))
+        Ok(Some(LockTable::new(bases, chunk_bytes(pool), stride, self.config.locks, masked_locks)))
     }
 }
 
 fn lock_table_pointer(info: &IndexInfo, server: ServerId) -> GlobalAddr {
     info.anchor.add(LOCK_TABLES_AT + u64::from(server.get()) * 8)
+}
+
+/// Whether there can be a lock table: in a chunk of its own, which is none of objects.
+async fn may_be_lock_table(
+    op: &Op,
+    pool: &Pool,
+    server: ServerId,
+    base: GlobalAddr,
+) -> Result<bool, IndexError> {
+    let chunk_bytes = pool.session().cluster().view().chunk_bytes(server).max(1);
+    let is_chunk = base.server() == server
+        && base.region() == RegionId::MAIN
+        && base.offset() >= MAIN_BASE
+        && (base.offset() - MAIN_BASE) % chunk_bytes == 0;
+    if !is_chunk {
+        return Ok(false);
+    }
+    match surely::read_word(op, base).await {
+        Ok(word) => Ok(word != ObjectChunk::MAGIC),
+        Err(FabricError::OutOfBounds { .. }) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The bytes of a lock table: a chunk, wherever it is.
