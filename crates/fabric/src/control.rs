@@ -70,6 +70,8 @@ wire_enum! {
             /// not taken by memory that nobody has attached to. Said to the coordinator, who answers with its newest seal: for which
             /// to make it.
             incarnation: u32,
+            /// For such a memory: the numbers of all indexes, as the coordinator said.
+            indexes: Vec<IndexId>,
             /// The coordinator's seal on all that.
             seal: u64,
         },
@@ -243,7 +245,9 @@ wire_enum! {
             ticket: u64,
             /// (Coordinator) The number of the next index, to be said when attaching.
             next_index: IndexId,
-            /// (Coordinator) The seal on term, rights and next index, to be said when attaching.
+            /// (Coordinator) The numbers of all indexes, to be said when attaching to memory that nobody has attached to.
+            indexes: Vec<IndexId>,
+            /// (Coordinator) The seal on all that is to be said when attaching.
             seal: u64,
             /// (Other servers) Indexes with numbers below this have lost what they had here: the server came back empty. At most 1: none.
             lost_below: IndexId,
@@ -683,7 +687,7 @@ impl fmt::Display for ControlError {
             Self::SessionsFull { max, dead } => write!(
                 f,
                 "all {max} sessions are in use, {dead} of them by sessions that are dead and wait to be recovered; try again \
-                 in a moment: whoever joins recovers them, with the engines of all indexes"
+                 in a moment: whoever joins recovers them, unless nobody knows the engine of some index; drop that one"
             ),
             Self::SessionFenced { session } => {
                 write!(f, "session {session} was fenced after its lease ran out; open a new session")
@@ -847,7 +851,7 @@ mod tests {
                 Request::AllocChunks { index, class: 3, object_bytes: 64, count: 1, flushed_through: generation },
                 Request::ListChunks { owner: Some(SessionId::new(7)) },
                 Request::OpenSession { read_only: true, reaper: true, label: Label::new("gateway pid 7 on é") },
-                Request::AttachSession { read_only: true, term: generation, coordinator: index, next_index: 3, incarnation: 4, seal: 9 },
+                Request::AttachSession { read_only: true, term: generation, coordinator: index, next_index: 3, incarnation: 4, indexes: vec![1, 2], seal: 9 },
                 Request::Fence { victim: SessionId::new(7), term: generation, seal: 1 },
                 Request::FinishAdopt { victim: SessionId::new(7), term: generation, seal: 2 },
             ];

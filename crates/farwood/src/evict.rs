@@ -5,12 +5,10 @@
 //! is evicted but alive finds out at its next heartbeat: gateways join again by themselves.
 
 use crate::report::unless_broken_pipe;
-use crate::store::{Place, plain};
+use crate::store::{Place, as_reaper, plain};
 use farwood_fabric::clock::{MILLISECOND, Nanos, SECOND};
 use farwood_fabric::control::SessionInfo;
-use farwood_fabric::{Endpoint, Executor, FabricError, Label, Session, SessionId, SessionOptions};
-use farwood_index::Pool;
-use farwood_index::pool::JoinOptions;
+use farwood_fabric::{Endpoint, FabricError, Session, SessionId};
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -91,23 +89,10 @@ async fn evict(
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
-    let cluster = arguments.place.cluster()?;
-    let executor = Executor::new();
-    // A reaper gets in where all sessions are taken.
-    let label = Label::of_process("evict");
-    let session = SessionOptions { label, reaper: true, ..SessionOptions::default() };
-    let options = JoinOptions { session, ..JoinOptions::default() };
-    let evicted = executor.block_on(async {
-        let pool = Pool::join_with(&cluster, options).await.map_err(text)?;
-        let (pool, endpoint) = pool.with_endpoint().await.map_err(text)?;
-        // It does chores too: where nobody else lives in the pool, it recovers the session itself.
-        pool.keep_alive(&endpoint, LOOK_NS);
-        let evicted = evict(pool.session(), &endpoint, arguments).await;
-        // If it fails, our lease runs out.
-        let _ = pool.leave(&endpoint).await;
-        evicted
+    let evicted = as_reaper(&arguments.place, "evict", async |pool, endpoint| {
+        // Where nobody else lives in the pool, this command recovers the session itself.
+        evict(pool.session(), endpoint, arguments).await
     });
-    executor.clear();
     let (info, outcome) = evicted?;
     let next = match outcome {
         Outcome::Recovered => "What it held was recovered, and its number is free.",

@@ -126,12 +126,13 @@ impl Arguments {
     }
 }
 
-/// A number that differs from start to start: empty memory does not know how often it was lost.
-#[expect(clippy::disallowed_methods, reason = "a server's start is an event of the outside world")]
+/// A number that differs from start to start, and that nobody can know before: what is sealed for empty memory is sealed for this number,
+/// so whoever knew it could have it sealed before the indexes were there that the memory lost.
 fn incarnation() -> u32 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    // The low bits of the milliseconds: they come again after 49 days, in one of four billion starts.
-    since.ok().and_then(|since| u32::try_from(since.as_millis() & 0xffff_ffff).ok()).unwrap_or(1).max(1)
+    use std::hash::{BuildHasher, RandomState};
+    // Its keys are the system's randomness.
+    let random = RandomState::new().hash_one("incarnation");
+    u32::try_from(random >> 32).unwrap_or(1).max(1)
 }
 
 /// What is in a token file, without the line's end that an editor leaves.

@@ -16,15 +16,23 @@ pub(crate) use bulk::{Dump, Load, dump, load};
 
 use crate::report::unless_broken_pipe;
 use crate::serve::read_token;
+use farwood_fabric::clock::{MILLISECOND, Nanos};
+use farwood_fabric::control::ControlError;
 use farwood_fabric::transport::url::{Access, BadUrl, PoolUrl};
-use farwood_fabric::{Cluster, FabricError, Label};
+use farwood_fabric::{Cluster, Endpoint, Executor, FabricError, Label, SessionOptions};
 use farwood_index::client::ClientIndex;
-use farwood_index::{AnyEngine, Client, Engine, IndexError};
+use farwood_index::pool::JoinOptions;
+use farwood_index::{AnyEngine, Client, Engine, IndexError, Pool};
 use std::io::{self, Write};
 use std::ops::Bound;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use text::Spelling;
+
+/// How often the sessions of commands that do chores are heard of.
+const BEAT_NS: Nanos = 50 * MILLISECOND;
+/// How often a drop is waited for, each time for some seconds: it may have to recover all dead sessions first.
+const DROP_ATTEMPTS: u32 = 5;
 
 /// Which pool.
 #[derive(clap::Args, Debug)]
@@ -128,6 +136,32 @@ pub(crate) fn plain(error: IndexError) -> String {
         IndexError::Fabric(FabricError::Unreachable { why }) => why,
         error => error.to_string(),
     }
+}
+
+/// Joins the pool as one who comes to recover others, and does so while `work` is done. It gets in where all sessions are taken, also by
+/// dead ones that nobody can recover yet.
+pub(crate) fn as_reaper<T>(
+    place: &Place,
+    command: &str,
+    work: impl AsyncFnOnce(&Pool, &Endpoint) -> Result<T, String>,
+) -> Result<T, String> {
+    let cluster = place.cluster()?;
+    let executor = Executor::new();
+    let session =
+        SessionOptions { label: Label::of_process(command), reaper: true, ..SessionOptions::default() };
+    let options = JoinOptions { session, ..JoinOptions::default() };
+    let text = |error: FabricError| plain(error.into());
+    let done = executor.block_on(async {
+        let pool = Pool::join_with(&cluster, options).await.map_err(text)?;
+        let (pool, endpoint) = pool.with_endpoint().await.map_err(text)?;
+        pool.keep_alive(&endpoint, BEAT_NS);
+        let done = work(&pool, &endpoint).await;
+        // If it fails, our lease runs out.
+        let _ = pool.leave(&endpoint).await;
+        done
+    });
+    executor.clear();
+    done
 }
 
 impl Place {
@@ -243,7 +277,15 @@ pub(crate) fn check(Whole { place, index }: &Whole) -> Result<ExitCode, String> 
 }
 
 pub(crate) fn drop_index(Whole { place, index }: &Whole) -> Result<ExitCode, String> {
-    place.client("drop")?.drop_index(index).wait().map_err(plain)?;
+    as_reaper(place, "drop", async |pool, endpoint| {
+        for _ in 1..DROP_ATTEMPTS {
+            match pool.drop_index(endpoint, index).await {
+                Err(error) if matches!(error.control(), Some(ControlError::DropPending { .. })) => {}
+                dropped => return dropped.map_err(|error| plain(error.into())),
+            }
+        }
+        pool.drop_index(endpoint, index).await.map_err(|error| plain(error.into()))
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 

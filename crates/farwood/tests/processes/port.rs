@@ -6,6 +6,7 @@ use super::frames::{line, resident_kib};
 use super::parts::{INDEX, cells};
 use super::status::{parse, status};
 use super::world::{Folder, Over, Process, Servers, address_in, connect, farwood, serve_at, wait_for};
+use farwood_fabric::control::Request;
 use farwood_fabric::{Executor, GlobalAddr, RegionId, ServerId, Session, SessionOptions};
 use farwood_index::{Engine, Pool};
 use std::io::{Read, Write};
@@ -222,4 +223,35 @@ fn a_pool_says_which_server_came_back_empty() {
         );
         assert!(said.contains("start m1 with empty memory, too"), "{said}");
     }
+}
+
+/// The dead of such a pool cannot be recovered: nobody knows what they left in that index. When they have all numbers, whoever drops it
+/// gets in, and then they are recovered.
+#[test]
+fn an_index_of_an_unknown_engine_can_be_dropped_where_the_dead_have_all_numbers() {
+    let servers = Servers::start(&["--lease-ms", "300", "--sessions", "8"]);
+    let place = servers.place(Over::Tcp);
+    let executor = Executor::new();
+    executor.block_on(async {
+        let cluster = connect(&place).expect("a pool");
+        let session = Session::open(&cluster, SessionOptions::default()).await.expect("a session");
+        let op = session.endpoint().expect("an endpoint").op();
+        let made = session.create_index(&op, "theirs", "nobodys", &[]).await.expect("created");
+        op.control(ServerId::COORDINATOR, &Request::IndexReady { index: made.id })
+            .await
+            .expect("it is ready");
+        let mut others = Vec::new();
+        while let Ok(other) = Session::open(&cluster, SessionOptions::default()).await {
+            others.push(other);
+        }
+        assert!(others.len() >= 6, "{} sessions", others.len());
+    });
+    executor.clear();
+    wait_for("all leases to run out", || {
+        said_by(&["list", &place]).contains("7 of them by sessions that are dead")
+    });
+    let said = said_by(&["list", &place]);
+    assert!(said.contains("unless nobody knows the engine of some index; drop that one"), "{said}");
+    assert_eq!(said_by(&["drop", &place, "theirs"]), "");
+    assert_eq!(said_by(&["list", &place]), "");
 }
