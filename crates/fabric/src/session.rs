@@ -164,25 +164,27 @@ struct Opening {
 }
 
 impl Opening {
-    fn request(self, incarnation: u32) -> Request {
+    fn request(self, incarnation: u32, indexes: Vec<IndexId>) -> Request {
         let Self { read_only, term, coordinator, next_index, seal } = self;
-        Request::AttachSession { read_only, term, coordinator, next_index, incarnation, seal }
+        Request::AttachSession { read_only, term, coordinator, next_index, incarnation, indexes, seal }
     }
 
-    /// The same as the coordinator says and seals it now, for the memory of one server.
-    async fn renewed(self, op: &Op, incarnation: u32) -> Result<Self, FabricError> {
-        match op.control(ServerId::COORDINATOR, &self.request(incarnation)).await? {
-            Reply::Session { next_index, seal, .. } => Ok(Self { next_index, seal, ..self }),
+    /// The same as the coordinator says and seals it now, for the memory of one server, with the indexes that there are.
+    async fn renewed(self, op: &Op, incarnation: u32) -> Result<(Self, Vec<IndexId>), FabricError> {
+        match op.control(ServerId::COORDINATOR, &self.request(incarnation, Vec::new())).await? {
+            Reply::Session { next_index, indexes, seal, .. } => {
+                Ok((Self { next_index, seal, ..self }, indexes))
+            }
             _ => Err(crate::call::CallError::Malformed.into()),
         }
     }
 
     async fn attach(self, op: &Op, server: ServerId) -> Result<Reply, FabricError> {
-        let attached = op.control(server, &self.request(0)).await;
+        let attached = op.control(server, &self.request(0, Vec::new())).await;
         match attached.as_ref().map_err(FabricError::control) {
             Err(Some(ControlError::Unbound { incarnation, .. })) => {
-                let renewed = self.renewed(op, *incarnation).await?;
-                op.control(server, &renewed.request(*incarnation)).await
+                let (renewed, indexes) = self.renewed(op, *incarnation).await?;
+                op.control(server, &renewed.request(*incarnation, indexes)).await
             }
             _ => attached,
         }
@@ -733,7 +735,7 @@ impl Session {
             op.control(ServerId::COORDINATOR, &Request::CreateIndex { name, engine, config }).await?;
         let Reply::Index { info } = created else { return Err(crate::call::CallError::Malformed.into()) };
         if self.inner.servers.len() > 1 {
-            let renewed = self.inner.opening.renewed(op, 0).await?;
+            let (renewed, _) = self.inner.opening.renewed(op, 0).await?;
             for server in self.others() {
                 renewed.attach(op, server).await?;
             }

@@ -89,6 +89,11 @@ impl Catalog {
         Ok(info)
     }
 
+    /// The numbers of all indexes, in whatever state.
+    pub(crate) fn numbers(&self) -> Vec<IndexId> {
+        self.slots.iter().flatten().map(|entry| entry.id).collect()
+    }
+
     /// The number of the next index.
     pub(crate) fn next_id(&self) -> IndexId {
         IndexId::try_from(self.next_id).unwrap_or(IndexId::MAX)

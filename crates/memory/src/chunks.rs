@@ -12,7 +12,7 @@
 //! Where room is scarce (fewer than one chunk in [`SCARCE_BELOW_ONE_IN`] is free), a chunk of objects of the same type that somebody
 //! else has, with objects that are still free, comes before 3. It changes its owner, but the one before goes on to use it: objects
 //! are claimed by CAS, so any number of sessions may. Otherwise a small pool were full as soon as every session had its own chunk
-//! of each kind.
+//! of each kind. Nobody can hand back a chunk that was ever shared: another may be about to claim what is free in it.
 //!
 //! The last free chunk is for objects only if the index has pages of journals: it is kept for those.
 //!
@@ -45,13 +45,11 @@ enum Extent {
         kind: ChunkType,
         owner: SessionId,
         count: u32,
+        /// Somebody beside the owner has been given it, too, and may go on to claim objects in it.
+        shared: bool,
     },
     /// For the same type at once, for others when `generation` is through.
-    Freed {
-        kind: ChunkType,
-        count: u32,
-        generation: u64,
-    },
+    Freed { kind: ChunkType, count: u32, generation: u64 },
     /// Nothing: the chunk belongs to an extent that began before it.
     Within,
 }
@@ -194,7 +192,9 @@ impl ChunkTable {
         if let (Some(objects), false) = (objects, inherited) {
             self.write_header(memory, at, want.kind, objects);
         }
-        self.commit(memory, at, Extent::Used { kind: want.kind, owner, count: want.count });
+        let was_shared = matches!(self.extents[at as usize], Extent::Used { shared: true, .. });
+        let shared = was_shared || matches!(choice, Choice::Share(_));
+        self.commit(memory, at, Extent::Used { kind: want.kind, owner, count: want.count, shared });
         Ok(Handed { offset: self.offset(at), inherited })
     }
 
@@ -212,12 +212,16 @@ impl ChunkTable {
                 // Its owner left it to its index; nobody here can see whether anything is in it.
                 Err(bad(format!("the chunk at {offset:#x} is its index's; drop index #{}", kind.index)))
             }
+            Extent::Used { shared: true, .. } => {
+                // Whoever else has it may be about to claim what is free in it.
+                Err(bad(format!("several sessions have the chunk at {offset:#x}; it stays with its index")))
+            }
             Extent::Used { kind, owner, .. }
                 if (owner == caller || owner.is_none()) && self.holds_objects(memory, at, kind) =>
             {
                 Err(bad(format!("the chunk at {offset:#x} still holds objects; free them first")))
             }
-            Extent::Used { kind, owner, count } if owner == caller || owner.is_none() => {
+            Extent::Used { kind, owner, count, .. } if owner == caller || owner.is_none() => {
                 self.commit(memory, at, Extent::Freed { kind, count, generation });
                 Ok(())
             }
@@ -245,9 +249,9 @@ impl ChunkTable {
         let heads: Vec<_> = self.heads().filter(|(_, extent)| owned(*extent)).collect();
         let mut disowned = Vec::with_capacity(heads.len());
         for (at, extent) in heads {
-            if let Extent::Used { kind, count, .. } = extent {
+            if let Extent::Used { kind, count, shared, .. } = extent {
                 let owner = SessionId::NONE;
-                self.commit(memory, at, Extent::Used { kind, owner, count });
+                self.commit(memory, at, Extent::Used { kind, owner, count, shared });
                 disowned.push(self.info(at, kind, owner, count));
             }
         }
@@ -276,7 +280,7 @@ impl ChunkTable {
     /// Chunks in use, of one owner or of all.
     pub(crate) fn list(&self, of: Option<SessionId>) -> Vec<ChunkInfo> {
         let used = self.heads().filter_map(|(at, extent)| match extent {
-            Extent::Used { kind, owner, count } if of.is_none_or(|of| of == owner) => {
+            Extent::Used { kind, owner, count, .. } if of.is_none_or(|of| of == owner) => {
                 Some(self.info(at, kind, owner, count))
             }
             _ => None,
@@ -431,11 +435,11 @@ impl ChunkTable {
     fn commit(&mut self, memory: &dyn ServerMemory, at: u32, extent: Extent) {
         let entry = self.layout.chunk_entry(at);
         let (state, owner, count) = match extent {
-            Extent::Used { kind, owner, count } => {
+            Extent::Used { kind, owner, count, shared } => {
                 let word = u64::from(kind.index) | u64::from(kind.class) << 32;
                 layout::store(memory, entry + chunk_entry::KIND_AT, word);
                 layout::store(memory, entry + chunk_entry::OBJECT_AT, u64::from(kind.object_bytes));
-                (STATE_USED, owner, count)
+                (if shared { STATE_SHARED } else { STATE_USED }, owner, count)
             }
             Extent::Freed { count, generation, .. } => {
                 layout::store(memory, entry + chunk_entry::FREED_AT, generation);
@@ -490,6 +494,7 @@ impl ChunkTable {
 
 const STATE_USED: u64 = 1;
 const STATE_FREED: u64 = 2;
+const STATE_SHARED: u64 = 3;
 
 /// The extent whose head's entry this is; `None` if no such entry was ever written.
 fn load_extent(memory: &dyn ServerMemory, layout: &Layout, at: u32) -> Option<Extent> {
@@ -506,7 +511,9 @@ fn load_extent(memory: &dyn ServerMemory, layout: &Layout, at: u32) -> Option<Ex
     let generation = layout::load(memory, entry + chunk_entry::FREED_AT);
     match word & 0xffff {
         0 if word == 0 => Some(Extent::Free),
-        STATE_USED => Some(Extent::Used { kind, owner, count }),
+        STATE_USED | STATE_SHARED => {
+            Some(Extent::Used { kind, owner, count, shared: word & 0xffff == STATE_SHARED })
+        }
         STATE_FREED => Some(Extent::Freed { kind, count, generation }),
         _ => None,
     }

@@ -57,8 +57,15 @@ impl Server {
         (caller, term): (SessionId, u64),
         request: &Request,
     ) -> Result<Answer, CallError> {
-        if let Request::AttachSession { read_only, term, coordinator, next_index, incarnation, seal } =
-            *request
+        if let Request::AttachSession {
+            read_only,
+            term,
+            coordinator,
+            next_index,
+            incarnation,
+            ref indexes,
+            seal,
+        } = *request
         {
             // Whoever comes again is told its ticket again, so this has to be proven on the coordinator, too: by its first seal.
             let (of, sealed_for) = if self.is_coordinator() {
@@ -66,10 +73,10 @@ impl Server {
             } else {
                 (coordinator, incarnation)
             };
-            let opened = Opened { term, read_only, next_index, incarnation: sealed_for };
+            let opened = Opened { term, read_only, next_index, incarnation: sealed_for, indexes };
             self.check_seal(seal, self.config.secret.opened(of, caller, opened))?;
             if !self.is_coordinator() {
-                self.check_coordinators(memory, coordinator, next_index, incarnation)?;
+                self.check_coordinators(memory, coordinator, opened)?;
             }
             return self.attach(memory, caller, opened, incarnation);
         }
@@ -87,8 +94,7 @@ impl Server {
         &mut self,
         memory: &dyn ServerMemory,
         coordinator: u32,
-        next_index: IndexId,
-        sealed_for: u32,
+        Opened { next_index, incarnation: sealed_for, indexes, .. }: Opened<'_>,
     ) -> Result<(), ControlError> {
         let known = layout::load(memory, superblock::COORDINATOR_AT);
         if known == 0 {
@@ -96,7 +102,7 @@ impl Server {
             if sealed_for != incarnation {
                 return Err(ControlError::Unbound { server, incarnation });
             }
-            self.numbers.begin(memory, next_index);
+            self.numbers.begin(memory, next_index, indexes);
             layout::store(memory, superblock::COORDINATOR_AT, u64::from(coordinator));
         } else if known != u64::from(coordinator) {
             return Err(ControlError::OtherCoordinator { server: self.identity.server });
@@ -128,7 +134,7 @@ impl Server {
         &mut self,
         memory: &dyn ServerMemory,
         caller: SessionId,
-        Opened { term, read_only, .. }: Opened,
+        Opened { term, read_only, .. }: Opened<'_>,
         seal_for: u32,
     ) -> Result<Answer, CallError> {
         let mut fence = None;
@@ -511,7 +517,10 @@ impl Server {
         let (secret, term) = (self.config.secret, self.sessions.term(session));
         let ticket = secret.ticket(coordinator, session, term);
         let next_index = if is_coordinator { self.catalog.next_id() } else { 0 };
-        let opened = Opened { term, read_only, next_index, incarnation: seal_for };
+        let is_bound = is_coordinator && seal_for != 0;
+        let indexes = if is_bound { self.catalog.numbers() } else { Vec::new() };
+        let opened = Opened { term, read_only, next_index, incarnation: seal_for, indexes: &indexes };
+        let seal = if is_coordinator { secret.opened(coordinator, session, opened) } else { 0 };
         let reply = Reply::Session {
             session,
             term,
@@ -520,7 +529,8 @@ impl Server {
             epochs: if is_coordinator { self.clock.epochs() } else { Epochs::default() },
             ticket,
             next_index,
-            seal: if is_coordinator { secret.opened(coordinator, session, opened) } else { 0 },
+            indexes,
+            seal,
             lost_below: self.numbers.lost_below(),
         };
         let who = Principal { session, term, ticket };

@@ -34,7 +34,7 @@
 //! +24  term             8 B   of the session; in state free, of the last one known here (0: none); only grows
 //!
 //! chunk entry: describes the extent that begins at this chunk
-//! +0   state            1 B   | zero 1 B | owner 2 B | count 4 B            <- commit word
+//! +0   state            1 B   | zero 1 B | owner 2 B | count 4 B            <- commit word; used and shared are states of their own
 //! +8   index            4 B   | class 2 B | zero 2 B
 //! +16  object_bytes     4 B   | zero 4 B
 //! +24  freed under      8 B   the flush generation to wait for; meaningful in state freed only

@@ -5,8 +5,8 @@
 //! index. So the indexes that may have chunks here are those below the next number, less those that were released: never more than
 //! the catalog has room for. A client that asks in the name of any other is refused, since nobody would ever release what it got.
 //!
-//! A server that came to the pool with empty memory was told of no release before that. It takes every number below its first one for one
-//! that may have chunks.
+//! A server that came to the pool with empty memory is told by its first session, under a seal that was made for this memory, which indexes
+//! there are.
 //!
 //! Each number has a word in the unused catalog of this server. It is stored before the next number, and cleared after the chunks are
 //! released: a crash leaves a number that is learned, or released, once more.
@@ -50,10 +50,13 @@ impl IndexNumbers {
         self.lost_below
     }
 
-    /// The first session has come: whatever indexes there were before, they had nothing here, or lost it.
-    pub(crate) fn begin(&mut self, memory: &dyn ServerMemory, next: IndexId) {
+    /// The first session has come, and says which indexes there are: they had nothing here, or lost it.
+    pub(crate) fn begin(&mut self, memory: &dyn ServerMemory, next: IndexId, indexes: &[IndexId]) {
         self.lost_below = next;
         layout::store(memory, superblock::LOST_BELOW_AT, u64::from(next));
+        for slot in 0..self.slots.len() {
+            self.set(memory, slot, indexes.get(slot).copied().unwrap_or(0));
+        }
         self.set_next(memory, next);
     }
 
@@ -75,7 +78,7 @@ impl IndexNumbers {
 
     /// Whether the index may be given chunks here.
     pub(crate) fn check(&self, index: IndexId) -> Result<(), ControlError> {
-        if index < self.lost_below || self.slots.contains(&index) {
+        if index > 0 && self.slots.contains(&index) {
             return Ok(());
         }
         Err(ControlError::NoSuchIndex { name: format!("#{index}") })

@@ -51,11 +51,12 @@ impl Secret {
     }
 
     /// A session was opened, and how.
-    pub fn opened(self, coordinator: u32, session: SessionId, opened: Opened) -> u64 {
-        let Opened { term, read_only, next_index, incarnation } = opened;
+    pub fn opened(self, coordinator: u32, session: SessionId, opened: Opened<'_>) -> u64 {
+        let Opened { term, read_only, next_index, incarnation, indexes } = opened;
+        let who = u64::from(session.get()) | u64::from(read_only) << 16;
         let numbers = u64::from(next_index) | u64::from(incarnation) << 32;
-        let words = [u64::from(session.get()), term, u64::from(read_only), numbers];
-        self.seal(What::Opened, coordinator, words)
+        let indexes: Vec<u64> = indexes.iter().map(|index| u64::from(*index)).collect();
+        self.seal(What::Opened, coordinator, [who, term, numbers, siphash(self.0, &indexes)])
     }
 
     /// A session is to be fenced everywhere.
@@ -94,7 +95,7 @@ impl fmt::Debug for Secret {
 
 /// What the coordinator says of a session that it has opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Opened {
+pub struct Opened<'a> {
     /// Its term.
     pub term: u64,
     /// It may only read.
@@ -103,6 +104,8 @@ pub struct Opened {
     pub next_index: IndexId,
     /// The incarnation of another server's memory that was there when this was said; 0: of none.
     pub incarnation: u32,
+    /// For such a memory: the numbers of all indexes.
+    pub indexes: &'a [IndexId],
 }
 
 /// So that a seal on one thing is none on another.
@@ -165,7 +168,7 @@ mod tests {
     fn a_seal_is_for_one_thing() {
         let (a, b) = (Secret::from_bytes(b"token"), Secret::from_bytes(b"token\0"));
         let (one, two) = (SessionId::new(1), SessionId::new(2));
-        let opened = Opened { term: 3, read_only: true, next_index: 1, incarnation: 0 };
+        let opened = Opened { term: 3, read_only: true, next_index: 1, incarnation: 0, indexes: &[] };
         let mut seals = vec![
             a.ticket(7, one, 3),
             a.ticket(8, one, 3),
@@ -184,6 +187,8 @@ mod tests {
             a.opened(7, one, Opened { read_only: false, ..opened }),
             a.opened(7, one, Opened { next_index: 2, ..opened }),
             a.opened(7, one, Opened { incarnation: 1, ..opened }),
+            a.opened(7, one, Opened { indexes: &[1], ..opened }),
+            a.opened(7, one, Opened { indexes: &[1, 2], ..opened }),
         ];
         let count = seals.len();
         seals.sort_unstable();

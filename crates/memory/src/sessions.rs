@@ -32,12 +32,13 @@
 //! **Who recovers the dead.** Servers know no engines, so sessions do it; the coordinator notices and offers
 //! ([`SessionTable::offer`]). With every heartbeat of a session that does chores it looks for one that needs recovery,
 //! and sets the *lost* bit of those whose lease has run out, for whoever waits for their locks. An offer is no right: fencing is
-//! idempotent and the adoption is one session's at a time. It is offered to somebody else after a while.
+//! idempotent and the adoption is one session's at a time. It is offered to somebody else after a while, and when [`OFFERS`] were of
+//! no use, to all who come: whoever asks most often must not keep the others from it.
 //!
 //! **Kept back.** The last [`KEPT_BACK`] free numbers are for sessions that come to recover others (`reaper`), so that a pool
 //! full of dead sessions lets somebody in to clean it. Only that many reapers may take them: whoever comes beside those is let in like
-//! any other session. So free numbers and reapers together are never fewer than [`KEPT_BACK`], and where no number is free there are
-//! reapers. Reapers own nothing. If they are dead, in whatever state, a new one takes the place of one of them: it has the
+//! any other session, and as many numbers fewer are kept back as reapers have. So free numbers and reapers together are never fewer than
+//! [`KEPT_BACK`], and where no number is free there are reapers. Reapers own nothing. If they are dead, in whatever state, a new one takes the place of one of them: it has the
 //! same number and a newer term, goes on with the adoptions that its predecessor had not given up, and fences it on every server
 //! by attaching there. An adopter of the predecessor learns that its victim is gone.
 //!
@@ -62,6 +63,8 @@ const KEPT_BACK: u16 = 2;
 const OFFERS_PER_LEASE: Nanos = 8;
 /// The same where leases last for ever.
 const OFFER_NS: Nanos = 500 * MILLISECOND;
+/// So many offers are made one after the other.
+const OFFERS: u32 = 3;
 
 /// State of a session's slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,8 +96,19 @@ struct Slot {
     reaper: bool,
     /// In state `Free`, the term of the last session known here.
     term: u64,
-    /// (Coordinator) Who was asked to recover it, and when.
-    offered: Option<(SessionId, Nanos)>,
+    /// (Coordinator) The last offer to recover it.
+    offered: Option<Offer>,
+    /// (Coordinator) When it was last asked to recover somebody.
+    asked: Option<Nanos>,
+}
+
+/// An offer to recover a session.
+#[derive(Clone, Copy, Debug)]
+struct Offer {
+    to: SessionId,
+    since: Nanos,
+    /// How many there were before it.
+    before: u32,
 }
 
 /// How a session comes to a server.
@@ -197,8 +211,9 @@ impl SessionTable {
         let (first, behind) = (free.next(), free.count());
         let reapers = self.slots.iter().filter(|held| held.reaper && held.state != State::Free).count();
         let takes_all = reaper && reapers < usize::from(KEPT_BACK);
-        let kept_back = if takes_all { 0 } else { KEPT_BACK.min(max / 8) };
-        let slot = first.filter(|_| behind >= usize::from(kept_back));
+        let kept_back = KEPT_BACK.min(max / 8);
+        let still_kept = if takes_all { 0 } else { usize::from(kept_back).saturating_sub(reapers) };
+        let slot = first.filter(|_| behind >= still_kept);
         let slot = slot.or_else(|| if reaper { self.lost_reaper(now) } else { None }).ok_or_else(|| {
             let dead = (0..max).filter(|slot| self.is_dead(*slot, now)).count();
             ControlError::SessionsFull { max: max - kept_back, dead: u16::try_from(dead).unwrap_or(max) }
@@ -212,7 +227,11 @@ impl SessionTable {
         self.publish(memory, session, progress);
         let lease = self.fresh_lease(now);
         let state = State::Active;
-        self.set(memory, slot, Slot { state, read_only, lease, is_lost: false, reaper, term, offered: None });
+        self.set(
+            memory,
+            slot,
+            Slot { state, read_only, lease, is_lost: false, reaper, term, offered: None, asked: None },
+        );
         Ok(session)
     }
 
@@ -258,7 +277,12 @@ impl SessionTable {
                 let is_adopted = |slot: &u16| self.slots[usize::from(*slot)].state == State::Adopting { by };
                 (0..self.max()).find(|slot| is_adopted(slot) && !self.stands(*slot, by, now))
             })?;
-        self.slots[usize::from(slot)].offered = Some((by, now));
+        let offered = &mut self.slots[usize::from(slot)].offered;
+        let before = offered.map_or(0, |offer| offer.before.saturating_add(1));
+        *offered = Some(Offer { to: by, since: now, before });
+        if let Ok(asked) = self.slot(by) {
+            self.slots[usize::from(asked)].asked = Some(now);
+        }
         let session = SessionId::new(slot + 1);
         (session != by).then_some(session)
     }
@@ -270,10 +294,14 @@ impl SessionTable {
     /// Whether an earlier offer stands, so that `by` is not asked. Whoever had the last one comes after those who had none.
     fn stands(&self, slot: u16, by: SessionId, now: Nanos) -> bool {
         let stands_for = if self.lease_ns == 0 { OFFER_NS } else { self.lease_ns / OFFERS_PER_LEASE };
-        self.slots[usize::from(slot)].offered.is_some_and(|(to, since)| {
-            let times = if to == by { 2 } else { 1 };
-            let is_there = self.state(to) == State::Active && !self.is_lost(to);
-            is_there && now.saturating_sub(since) < stands_for * times
+        let is_fresh = |since: Nanos, times| now.saturating_sub(since) < stands_for * times;
+        self.slots[usize::from(slot)].offered.is_some_and(|offer| {
+            let was_asked = self.slot(by).ok().and_then(|by| self.slots[usize::from(by)].asked);
+            if offer.before >= OFFERS && !was_asked.is_some_and(|since| is_fresh(since, 1)) {
+                return false;
+            }
+            let is_there = self.state(offer.to) == State::Active && !self.is_lost(offer.to);
+            is_there && is_fresh(offer.since, if offer.to == by { 2 } else { 1 })
         })
     }
 
@@ -637,7 +665,8 @@ fn decode(word: u64, term: u64) -> Option<Slot> {
         Some(SessionState::Fenced) => State::Fenced,
         Some(SessionState::Adopting) => State::Adopting { by: adopter },
     };
-    let slot = Slot { state, read_only, lease: Lease::Lost, is_lost, reaper, term, offered: None };
+    let slot =
+        Slot { state, read_only, lease: Lease::Lost, is_lost, reaper, term, offered: None, asked: None };
     (encode(slot) == word && (term > 0 || state == State::Free)).then_some(slot)
 }
 

@@ -291,10 +291,37 @@ fn dead_reapers_keep_nobody_out_in_whatever_state_they_are() {
 }
 
 #[test]
-fn reapers_do_not_take_every_number() {
+fn whoever_asks_most_often_does_not_keep_others_from_recovering() {
+    let config =
+        ServerConfig { max_sessions: 16, lease_ns: 8000, ..ServerConfig::tiny(ServerId::new(0), 2, 1) };
+    let memory = VecMemory::new(&layout::regions(&config));
+    layout::format(&memory, &config);
+    let mut table = SessionTable::load(&memory, &config).unwrap().0;
+    let [victim, busy, busier, patient] =
+        [(); 4].map(|()| table.open(&memory, Kind::default(), START, 0).unwrap());
+    table.begin_fence(&memory, victim, true, 0).unwrap();
+    let mut came = None;
+    for now in 0..20_000 {
+        // Two ask all the time and do nothing, an honest one now and then.
+        for asker in [busy, busier] {
+            table.renew(&memory, asker, now);
+            table.offer(asker, now);
+        }
+        if now % 100 == 50 {
+            table.renew(&memory, patient, now);
+            if table.offer(patient, now) == Some(victim) {
+                came = came.or(Some(now));
+            }
+        }
+    }
+    assert!(came.is_some_and(|now| now < 6000), "it was asked at {came:?}");
+}
+
+#[test]
+fn numbers_that_reapers_have_are_not_kept_back_beside_them() {
     let (memory, _, mut table) = big_world();
     let reapers = fill(&mut table, &memory, REAPER);
-    assert_eq!(reapers.len(), 14, "two, and the others like any session");
+    assert_eq!(reapers.len(), 16, "two, and the others like any session");
     for reaper in &reapers {
         table.begin_fence(&memory, *reaper, true, 0).unwrap();
     }

@@ -61,6 +61,8 @@ struct Extent {
     kind: Kind,
     count: u32,
     status: Status,
+    /// It was given to somebody while another had it.
+    shared: bool,
 }
 
 struct Model {
@@ -180,9 +182,12 @@ impl Model {
                     orphan || shared,
                     "orphans come first, and sharing before others' freed chunks"
                 );
+                let was_shared = inherited && self.extents[&at].shared;
                 match self.extents.get(&at).cloned() {
                     Some(extent) if shared => assert!(others(&extent) && extent.count == count, "{extent:?}"),
-                    Some(extent) if inherited => assert_eq!(extent, Extent { kind, count, status: nobody }),
+                    Some(extent) if inherited => {
+                        assert_eq!(extent, Extent { kind, count, status: nobody, shared: was_shared });
+                    }
                     Some(extent) if reusable => {
                         assert!(same(&extent), "its own type comes second: {extent:?}");
                     }
@@ -198,7 +203,8 @@ impl Model {
                     }
                 }
                 self.check_types(range, kind);
-                self.extents.insert(at, Extent { kind, count, status: Status::Used { owner } });
+                let shared = shared || was_shared;
+                self.extents.insert(at, Extent { kind, count, status: Status::Used { owner }, shared });
                 self.check_bitmap(at, kind, inherited);
             }
             other => panic!("{other:?}"),
@@ -245,7 +251,7 @@ impl Model {
         let is_raw = extent.kind.2 == 0;
         let allowed =
             matches!(extent.status, Status::Used { owner } if owner == who || (owner.is_none() && !is_raw));
-        if !allowed {
+        if !allowed || extent.shared {
             assert!(is_bad_request(&reply), "{extent:?} was freed by {who}");
             return;
         }

@@ -140,9 +140,14 @@ impl<M: ServerMemory> World<M> {
         let (read_only, coordinator) = (false, COORDINATOR);
         // The coordinator itself takes the first seal only.
         let sealed_for = if self.config.is_coordinator() { 0 } else { incarnation };
-        let opened = Opened { term, read_only, next_index, incarnation: sealed_for };
+        // All that were made are there, as far as there is room for them.
+        let indexes: Vec<IndexId> = match sealed_for {
+            0 => Vec::new(),
+            _ => (1..next_index.min(IndexId::from(self.config.max_indexes) + 1)).collect(),
+        };
+        let opened = Opened { term, read_only, next_index, incarnation: sealed_for, indexes: &indexes };
         let seal = self.secret().opened(COORDINATOR, session, opened);
-        Request::AttachSession { read_only, term, coordinator, next_index, incarnation, seal }
+        Request::AttachSession { read_only, term, coordinator, next_index, incarnation, indexes, seal }
     }
 
     /// The requests about a victim, sealed as the coordinator seals them.

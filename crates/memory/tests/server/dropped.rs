@@ -59,6 +59,26 @@ fn only_an_index_that_lives_gets_chunks() {
 }
 
 #[test]
+fn empty_memory_is_told_which_indexes_there_are() {
+    let mut world = World::new(config());
+    // Five were made, of which the first three are there.
+    hear(&mut world, 6);
+    assert_eq!(
+        [1, 2, 3, 4, 5, 6].map(|index| may_have_chunks(&mut world, index)),
+        [true, true, true, false, false, false]
+    );
+    release(&mut world, 2);
+    release(&mut world, 4);
+    world.restart();
+    let attachment = world.attachment_of(s(1), 2, (7, 0));
+    world.ask(s(1), attachment).expect("it is genuine");
+    assert_eq!(
+        [1, 2, 3, 4, 5, 6].map(|index| may_have_chunks(&mut world, index)),
+        [true, false, true, false, false, true]
+    );
+}
+
+#[test]
 fn indexes_come_and_go_without_end() {
     let mut world = World::new(config());
     hear(&mut world, 1);

@@ -79,18 +79,19 @@ impl Pool {
         let call = Call { id: CallId { endpoint: self.rng.u64(1 << 63..), ..call.id }, ..call };
         let reply = understand(outcome(&call, self.servers[0].send(&call)));
         let Ok(Reply::Session { session, term, next_index, seal, .. }) = reply else { panic!("{reply:?}") };
-        let attach = |incarnation, next_index, seal| Request::AttachSession {
+        let attach = |incarnation, next_index, indexes, seal| Request::AttachSession {
             read_only: false,
             term,
             coordinator: 1,
             next_index,
             incarnation,
+            indexes,
             seal,
         };
         // The other server may be new, and takes only what is sealed for its memory.
-        let renewed = self.servers[0].ask(session, attach(1, next_index, seal));
-        let Ok(Reply::Session { next_index, seal, .. }) = renewed else { panic!("{renewed:?}") };
-        let attach = attach(1, next_index, seal);
+        let renewed = self.servers[0].ask(session, attach(1, next_index, vec![], seal));
+        let Ok(Reply::Session { next_index, indexes, seal, .. }) = renewed else { panic!("{renewed:?}") };
+        let attach = attach(1, next_index, indexes, seal);
         let attached = self.servers[1].ask(session, attach);
         assert!(matches!(attached, Ok(Reply::Session { .. })), "{attached:?}");
         session
@@ -195,6 +196,7 @@ impl Pool {
                 coordinator: u32::from(self.rng.u8(..3)),
                 next_index: index,
                 incarnation: u32::from(self.rng.u8(..3)),
+                indexes: (0..u32::from(self.rng.u8(..4))).collect(),
                 seal,
             },
             3 => Request::CloseSession {},

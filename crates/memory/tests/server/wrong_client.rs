@@ -93,8 +93,15 @@ fn nobody_attaches_with_a_term_that_the_coordinator_did_not_give() {
     for number in 1..=4 {
         for (term, seal) in [(u64::MAX, 0), (u64::MAX, seal), (6, 0), (6, seal ^ 1)] {
             let (read_only, coordinator, next_index) = (false, 1, 1);
-            let attach =
-                Request::AttachSession { read_only, term, coordinator, next_index, incarnation: 1, seal };
+            let attach = Request::AttachSession {
+                read_only,
+                term,
+                coordinator,
+                next_index,
+                incarnation: 1,
+                indexes: vec![],
+                seal,
+            };
             assert_eq!(world.ask(s(number), attach), unproven(1));
         }
     }
@@ -106,6 +113,7 @@ fn nobody_attaches_with_a_term_that_the_coordinator_did_not_give() {
             coordinator: 1,
             next_index: 1,
             incarnation: 1,
+            indexes: vec![],
             seal,
         },
         Request::AttachSession {
@@ -114,6 +122,7 @@ fn nobody_attaches_with_a_term_that_the_coordinator_did_not_give() {
             coordinator: 1,
             next_index: 2,
             incarnation: 1,
+            indexes: vec![],
             seal,
         },
         Request::AttachSession {
@@ -122,6 +131,7 @@ fn nobody_attaches_with_a_term_that_the_coordinator_did_not_give() {
             coordinator: 2,
             next_index: 1,
             incarnation: 1,
+            indexes: vec![],
             seal,
         },
     ] {
@@ -141,8 +151,15 @@ fn the_coordinator_tells_nobody_anothers_ticket() {
     let (victim, term, _) = world.open_with_term().expect("room");
     for seal in [0, 1, u64::MAX] {
         let (read_only, coordinator, next_index) = (false, 1, 1);
-        let attach =
-            Request::AttachSession { read_only, term, coordinator, next_index, incarnation: 1, seal };
+        let attach = Request::AttachSession {
+            read_only,
+            term,
+            coordinator,
+            next_index,
+            incarnation: 1,
+            indexes: vec![],
+            seal,
+        };
         assert_eq!(world.ask(victim, attach), unproven(0));
     }
     assert!(matches!(world.attach(victim, term), Ok(Reply::Session { .. })));
@@ -157,6 +174,7 @@ fn who_comes_first_cannot_bind_a_server_to_a_coordinator_that_is_none() {
         coordinator,
         next_index: 1,
         incarnation: 1,
+        indexes: vec![],
         seal: 77,
     };
     for coordinator in [0, 2, u32::MAX] {
@@ -195,9 +213,11 @@ fn the_coordinator_renews_its_seal() {
     let create = Request::CreateIndex { name: "a".into(), engine: "e".into(), config: vec![] };
     world.ask(me, create).expect("created");
     let ask = world.attachment_of(me, term, (1, 1));
-    let Ok(Reply::Session { next_index: 2, seal, .. }) = world.ask(me, ask) else { panic!() };
+    let Ok(Reply::Session { next_index: 2, indexes, seal, .. }) = world.ask(me, ask) else { panic!() };
+    assert_eq!(indexes, [1]);
     let (read_only, coordinator, next_index) = (false, 1, 2);
-    let attach = Request::AttachSession { read_only, term, coordinator, next_index, incarnation: 1, seal };
+    let attach =
+        Request::AttachSession { read_only, term, coordinator, next_index, incarnation: 1, indexes, seal };
     assert!(matches!(elsewhere.ask(me, attach), Ok(Reply::Session { lost_below: 2, .. })));
 }
 
@@ -434,4 +454,34 @@ fn a_restart_frees_chunks_of_indexes_that_are_not_in_the_catalog() {
         panic!()
     };
     assert_eq!(chunks.iter().map(|chunk| chunk.index).collect::<Vec<_>>(), [1]);
+}
+
+/// Where room is scarce a server gives one session's chunk to another, too, and both claim in it.
+#[test]
+fn nobody_hands_back_a_chunk_that_another_claims_in() {
+    let mut world = other();
+    for (number, term) in [(1, 1), (2, 2), (4, 3)] {
+        world.attach(s(number), term).expect("it was opened");
+    }
+    // The first one takes all chunks but the one that is kept.
+    let mut offsets = Vec::new();
+    while let Ok(Reply::Chunks { offset, inherited: false }) = world.ask(s(1), alloc(1)) {
+        offsets.push(offset);
+    }
+    let Ok(Reply::Chunks { offset, inherited: true }) = world.ask(s(2), alloc(1)) else { panic!() };
+    assert!(offsets.contains(&offset));
+    for restarts in [false, true] {
+        if restarts {
+            world.restart();
+            for (number, term) in [(1, 11), (2, 12)] {
+                world.attach(s(number), term).expect("it was opened");
+            }
+            // It is nobody's by now, and whoever had it may have gone on claiming.
+            world.ask(s(2), alloc(1)).expect("there is room in it");
+        }
+        for who in [s(1), s(2)] {
+            let refused = world.ask(who, Request::FreeChunks { offset, generation: 0 });
+            assert!(crate::driver::is_bad_request(&refused), "{refused:?}");
+        }
+    }
 }
