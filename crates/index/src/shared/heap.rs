@@ -18,9 +18,8 @@
 //! ([`Endpoint::quiet`]): it is *parked* until then.
 //!
 //! A crash at any point may leave a bit set for an object that nothing links to: a leak, bounded by what the session held
-//! in its hands (at most [`MAX_FREE`] a class or one claim, another claim, and 16 that are just being freed; of long objects as many as have
-//! [`MAX_HANDS_BYTES`], or a claim of one), and found by a walk of the
-//! index. It never leaves a clear bit or a journal entry for an object that is linked, which is why step 2 comes after the unlinking and
+//! in its hands (at most [`MAX_FREE`] a class or one claim, another claim, and 16 that are just being freed; of long objects fewer,
+//! 64 KiB of a class or a claim of one), and found by a walk of the index. It never leaves a clear bit or a journal entry for an object that is linked, which is why step 2 comes after the unlinking and
 //! why slots are cleared before reuse.
 
 mod inherit;
