@@ -346,8 +346,10 @@ impl Life {
 
     async fn leave(&self, pool: Pool, endpoint: &Endpoint) -> Result<(), FabricError> {
         self.leaving_with.set(self.heap.in_hands());
+        let session = pool.session().clone();
         let left = pool.leave(endpoint).await?;
-        self.has_left.set(left == 0);
+        // Whose operations did not end in time has fenced itself, with what it had in its hands.
+        self.has_left.set(left == 0 && !session.is_fenced());
         Ok(())
     }
 }
