@@ -3,9 +3,9 @@
 use super::{
     Crew, Draw, INDEX, Model, Opened, agrees_with_a_btreemap, cluster, survives_a_full_pool, threads_agree,
 };
-use farwood_fabric::Executor;
+use farwood_fabric::{Executor, SessionOptions};
 use farwood_index::engine::sphinx::{Config, Sphinx, Switches};
-use farwood_index::{IndexError, OrderedIndex};
+use farwood_index::{Engine, IndexError, OrderedIndex, Pool};
 use farwood_sim::spelling::Spelling;
 use fastrand::Rng;
 
@@ -95,6 +95,28 @@ fn a_get_takes_three_round_trips_and_an_update_in_place_four() {
         }
         println!("of 2000, {gets} gets in three round trips, {updates} updates in four");
         assert!(gets >= 1940 && updates >= 1940, "{gets} gets, {updates} updates");
+    });
+}
+
+/// Who finds nodes by hash says so in the index, if it may write.
+#[test]
+fn who_only_reads_finds_nodes_by_hash_too() {
+    let cluster = cluster(400, 128 << 10);
+    Executor::new().block_on(async {
+        let switches = Switches { always_by_hash: true, ..Switches::SPHINX };
+        let engine = Sphinx::new(Config { switches, ..Config::default() });
+        let opened = Opened::create(&cluster, engine.clone()).await.expect("created");
+        for n in 0..500u64 {
+            opened.tree.put(&n.to_be_bytes(), b"v").await.expect("put");
+        }
+        let options = SessionOptions { read_only: true, ..SessionOptions::default() };
+        let pool = Pool::join(&cluster, options).await.expect("joined");
+        let endpoint = pool.session().endpoint().expect("an endpoint");
+        let attached = engine.attach(&pool, &endpoint, INDEX).await.expect("attached");
+        let tree = engine.open(&attached, &endpoint, 0).expect("opened");
+        for n in 0..501u64 {
+            assert_eq!(tree.get(&n.to_be_bytes()).await.expect("got").is_some(), n < 500);
+        }
     });
 }
 

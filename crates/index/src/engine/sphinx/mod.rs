@@ -68,7 +68,7 @@ use crate::shared::surely;
 use crate::shared::whole::Place;
 use cache::{Doubts, Finder};
 use farwood_fabric::control::{ANCHOR_BYTES, IndexId, IndexInfo, ObjectChunk};
-use farwood_fabric::{Endpoint, GlobalAddr, Op, ServerId};
+use farwood_fabric::{Endpoint, FabricError, GlobalAddr, Op, ServerId};
 use filter::Filter;
 use layout::{Head, LEAF_KEY_AT, LeafClass, MAX_KEY_BYTES, MAX_VALUE_BYTES, NodeKind, NodeRef, SPARE_BYTES};
 use node::prefix;
@@ -268,7 +268,11 @@ impl Engine for Sphinx {
         let finder = self.finder(&op, pool, &info).await?;
         let finds_by_hash = self.config.finds_by_hash(endpoint);
         if finder.is_some() && finds_by_hash {
-            surely::write_word(&op, info.anchor.add(TABLES_IN_USE_AT), 1).await?;
+            match surely::write_word(&op, info.anchor.add(TABLES_IN_USE_AT), 1).await {
+                Err(error @ FabricError::Fenced { .. }) => return Err(error.into()),
+                // Who may only read finds what others have entered.
+                _ => {}
+            }
         }
         let chunk_bytes = pool.session().cluster().view().smallest_chunk_bytes();
         let shared = Shared {
