@@ -268,11 +268,11 @@ impl Engine for Sphinx {
         let finder = self.finder(&op, pool, &info).await?;
         let finds_by_hash = self.config.finds_by_hash(endpoint);
         if finder.is_some() && finds_by_hash {
-            match surely::write_word(&op, info.anchor.add(TABLES_IN_USE_AT), 1).await {
-                Err(error @ FabricError::Fenced { .. }) => return Err(error.into()),
-                // Who may only read finds what others have entered.
-                _ => {}
+            let said = surely::write_word(&op, info.anchor.add(TABLES_IN_USE_AT), 1).await;
+            if let Err(error @ FabricError::Fenced { .. }) = said {
+                return Err(error.into());
             }
+            // Otherwise it is one who may only read, and finds what others have entered.
         }
         let chunk_bytes = pool.session().cluster().view().smallest_chunk_bytes();
         let shared = Shared {
