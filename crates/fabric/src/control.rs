@@ -214,6 +214,25 @@ wire_enum! {
             /// Which holder of that number.
             term: u64,
         },
+        /// Makes room for a class where no chunk is left: chunks of others that are nearly empty are *drained*. Nobody is given one any
+        /// more; after a flush nobody claims objects in it; once it is empty, and after another flush, it serves any class.
+        /// -> `Draining`
+        DrainChunks = 26 {
+            /// For which index.
+            index: IndexId,
+            /// For which class of its objects.
+            class: u16,
+            /// Of this size.
+            object_bytes: u32,
+            /// A number of the caller's, never used before, for the flush that it is going to ask for.
+            stamp: u64,
+            /// The number that it gave before.
+            flushed_stamp: u64,
+            /// The flush that it asked for after that; 0: none.
+            flush: u64,
+            /// Every session has flushed up to this generation.
+            flushed_through: u64,
+        },
     }
 }
 
@@ -320,6 +339,13 @@ wire_enum! {
             /// (Coordinator) Its seal, by which other servers know that it is so. It stays valid: no number is used twice. (Other servers)
             /// A seal by which the coordinator knows that they have done it.
             seal: u64,
+        },
+        /// How far draining is.
+        Draining = 14 {
+            /// A chunk can be had now.
+            is_ready: bool,
+            /// So many chunks wait for a flush.
+            waiting: u32,
         },
     }
 }
@@ -765,7 +791,8 @@ impl std::error::Error for ControlError {}
 /// +0   magic            8 B   "FWCHUNK1"
 /// +8   index            4 B   | class 2 B | zero 2 B
 /// +16  object_bytes     4 B   | object count 4 B
-/// +24  zero                   to 64
+/// +24  drained          8 B   not 0: from their next flush on, sessions claim nothing in it
+/// +32  zero                   to 64
 /// +64  bitmap           one bit an object, set = not free, rounded up to whole words
 ///      objects          from the next multiple of 64
 /// ```
@@ -782,6 +809,10 @@ pub struct ObjectChunk {
 impl ObjectChunk {
     /// First word of a chunk's header.
     pub const MAGIC: u64 = u64::from_le_bytes(*b"FWCHUNK1");
+    /// Where the header says whether the chunk is being drained.
+    pub const DRAINED_AT: u64 = 24;
+    /// How much of the header tells whether a chunk is still what it was.
+    pub const HEAD_BYTES: usize = 32;
     /// Where the bitmap begins.
     pub const BITMAP_OFFSET: u64 = 64;
 

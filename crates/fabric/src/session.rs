@@ -13,8 +13,8 @@
 //!
 //! **Drops.** A reply to a heartbeat also says which indexes are being dropped. The session hears of them before it drops its hints
 //! ([`Session::on_drop`]), so that no operation on them begins after the flush has. Where somebody *clears* what the session
-//! itself has of such an index ([`Session::set_clears`]), the flush is done only when that has happened: then nothing of the session
-//! names the index's memory any more.
+//! itself has of such an index, and what it has in its hands ([`Session::set_clears`]), the flush is done only when that has happened:
+//! then nothing of the session names the index's memory any more.
 //!
 //! **Why the stamp is safe.** The heartbeat that follows the unlinking brings epoch E. An operation that began before the
 //! unlinking carries an epoch the pool had by then, at most E. `safe > E` says that every session has published a pin above
@@ -113,9 +113,9 @@ struct Flush {
     dropped: u64,
     /// ...in this epoch: when all operations in flight are younger, the flush is done.
     dropped_in: u64,
-    /// What the session had of indexes that are being dropped was cleared for this generation.
+    /// What the session had of memory that may change its use was cleared for this generation.
     cleared: u64,
-    /// Somebody clears; until then a flush with a drop is not done.
+    /// Somebody clears; until then a flush is not done.
     clears: bool,
     /// The last generation that is done.
     done: u64,
@@ -125,12 +125,12 @@ struct Flush {
     drop_hooks: Vec<DropHook>,
 }
 
-/// What a session has to clear before a flush is done.
+/// What a session has to clear before a flush is done: free objects in its hands, and all that it has of dropped indexes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ToClear {
     /// For which flush.
     pub generation: u64,
-    /// What it has of these.
+    /// These are dropped.
     pub indexes: Vec<IndexId>,
 }
 
@@ -273,7 +273,12 @@ impl Session {
             closed: AtomicBool::new(false),
             next_endpoint: AtomicU64::new(0),
             pins: Mutex::default(),
-            flush: Mutex::new(Flush { dropped: epochs.flush, done: epochs.flush, ..Flush::default() }),
+            flush: Mutex::new(Flush {
+                dropped: epochs.flush,
+                cleared: epochs.flush,
+                done: epochs.flush,
+                ..Flush::default()
+            }),
         };
         let session = Self { inner: Arc::new(inner) };
         session.report_losses(&member).await;
@@ -469,7 +474,7 @@ impl Session {
         lock(&self.inner.flush).drop_hooks.push(Arc::new(hook));
     }
 
-    /// Somebody clears what the session has of dropped indexes ([`Session::to_clear`]); flushes wait for that from now on.
+    /// Somebody clears what the session has in its hands, and of dropped indexes ([`Session::to_clear`]); flushes wait for that from now on.
     pub fn set_clears(&self) {
         lock(&self.inner.flush).clears = true;
     }
@@ -491,8 +496,8 @@ impl Session {
         let is_settled = self.inner.settling.load(Ordering::SeqCst) == 0;
         let flush = lock(&self.inner.flush);
         let is_due = flush.cleared < flush.dropped && oldest_pin > flush.dropped_in && is_settled;
-        let has_work = is_due && flush.clears && !flush.dropping.is_empty();
-        has_work.then(|| ToClear { generation: flush.dropped, indexes: flush.dropping.clone() })
+        (is_due && flush.clears)
+            .then(|| ToClear { generation: flush.dropped, indexes: flush.dropping.clone() })
     }
 
     /// That was cleared.
@@ -540,7 +545,7 @@ impl Session {
         let oldest_pin = self.oldest_pin();
         let flushed = {
             let mut flush = lock(&self.inner.flush);
-            let is_clear = flush.cleared >= flush.dropped || flush.dropping.is_empty() || !flush.clears;
+            let is_clear = flush.cleared >= flush.dropped || !flush.clears;
             if flush.done < flush.dropped && oldest_pin > flush.dropped_in && is_clear {
                 flush.done = flush.dropped;
             }

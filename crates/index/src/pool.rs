@@ -255,7 +255,7 @@ impl Pool {
             if self.session.heartbeat(endpoint).await?.flushed_through >= generation {
                 return self.finish_drop(&endpoint.op(), info.id).await;
             }
-            self.heap.clear_dropped(endpoint).await?;
+            self.heap.clear_flushed(endpoint).await?;
             endpoint.sleep(wait_ns).await;
             wait_ns = LONGEST_WAIT_NS.min(wait_ns * 2);
         }

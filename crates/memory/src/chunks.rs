@@ -14,12 +14,18 @@
 //! are claimed by CAS, so any number of sessions may. Otherwise a small pool were full as soon as every session had its own chunk
 //! of each kind. Nobody can hand back a chunk that was ever shared: another may be about to claim what is free in it.
 //!
+//! Chunks that are nearly empty are drained when somebody else finds no room (`drain`).
+//!
 //! The last free chunk is for objects only if the index has pages of journals: it is kept for those.
 //!
 //! [`ChunkTable::choose`] decides that in one pass over the table (131,072 entries at 1 TiB), the rest acts. Each
 //! act is one commit word in META, see [`crate::layout`]; this table is its mirror.
 //!
 //! Invariants: ONE-OWNER, TYPE-STABLE, and every chunk is in exactly one extent or free.
+
+mod drain;
+
+pub(crate) use drain::{Drain, Drained};
 
 use crate::config::ServerConfig;
 use crate::layout::{self, Layout, chunk_entry};
@@ -48,8 +54,11 @@ enum Extent {
         /// Somebody beside the owner has been given it, too, and may go on to claim objects in it.
         shared: bool,
     },
-    /// For the same type at once, for others when `generation` is through.
-    Freed { kind: ChunkType, count: u32, generation: u64 },
+    /// One chunk of objects that live on. Nobody is given it for more, but for its own type; when the flush is through nobody claims
+    /// in it, and once it is empty it is freed.
+    Draining { kind: ChunkType, after: After },
+    /// For the same type at once, for others when the flush is through.
+    Freed { kind: ChunkType, count: u32, after: After },
     /// Nothing: the chunk belongs to an extent that began before it.
     Within,
 }
@@ -57,7 +66,7 @@ enum Extent {
 impl Extent {
     fn count(self) -> u32 {
         match self {
-            Self::Free | Self::Within => 1,
+            Self::Free | Self::Within | Self::Draining { .. } => 1,
             Self::Used { count, .. } | Self::Freed { count, .. } => count,
         }
     }
@@ -66,8 +75,39 @@ impl Extent {
     fn index(self) -> Option<IndexId> {
         match self {
             Self::Free | Self::Within => None,
-            Self::Used { kind, .. } | Self::Freed { kind, .. } => Some(kind.index),
+            Self::Used { kind, .. } | Self::Draining { kind, .. } | Self::Freed { kind, .. } => {
+                Some(kind.index)
+            }
         }
+    }
+}
+
+/// The flush that a chunk waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum After {
+    /// This one.
+    Flush(u64),
+    /// One that somebody is going to ask for, who knows the chunk by this number.
+    Stamp(u64),
+}
+
+/// Tells stamps from flushes.
+const STAMP: u64 = 1 << 63;
+
+impl After {
+    fn from_raw(raw: u64) -> Self {
+        if raw & STAMP == 0 { Self::Flush(raw) } else { Self::Stamp(raw & !STAMP) }
+    }
+
+    fn to_raw(self) -> u64 {
+        match self {
+            Self::Flush(generation) => generation & !STAMP,
+            Self::Stamp(stamp) => stamp | STAMP,
+        }
+    }
+
+    fn is_through(self, flushed_through: u64) -> bool {
+        matches!(self, Self::Flush(generation) if generation <= flushed_through)
     }
 }
 
@@ -140,6 +180,8 @@ pub(crate) struct ChunkTable {
     chunk_bytes: u64,
     chunks: u32,
     extents: Vec<Extent>,
+    /// Where the search for chunks to drain goes on.
+    next_mark: u32,
 }
 
 impl ChunkTable {
@@ -153,6 +195,7 @@ impl ChunkTable {
             chunk_bytes: config.chunk_bytes,
             chunks,
             extents: vec![Extent::Free; chunks as usize],
+            next_mark: 0,
         };
         let mut at = 0;
         while at < chunks {
@@ -166,6 +209,7 @@ impl ChunkTable {
             table.note(at, extent);
             at = end;
         }
+        table.mend_headers(memory);
         Ok(table)
     }
 
@@ -192,9 +236,14 @@ impl ChunkTable {
         if let (Some(objects), false) = (objects, inherited) {
             self.write_header(memory, at, want.kind, objects);
         }
-        let was_shared = matches!(self.extents[at as usize], Extent::Used { shared: true, .. });
+        // Those who knew a chunk before it was drained may still claim in it.
+        let was_shared =
+            matches!(self.extents[at as usize], Extent::Used { shared: true, .. } | Extent::Draining { .. });
         let shared = was_shared || matches!(choice, Choice::Share(_));
         self.commit(memory, at, Extent::Used { kind: want.kind, owner, count: want.count, shared });
+        if inherited {
+            self.mark_drained(memory, at, false);
+        }
         Ok(Handed { offset: self.offset(at), inherited })
     }
 
@@ -222,13 +271,14 @@ impl ChunkTable {
                 Err(bad(format!("the chunk at {offset:#x} still holds objects; free them first")))
             }
             Extent::Used { kind, owner, count, .. } if owner == caller || owner.is_none() => {
-                self.commit(memory, at, Extent::Freed { kind, count, generation });
+                self.commit(memory, at, Extent::Freed { kind, count, after: After::Flush(generation) });
                 Ok(())
             }
             Extent::Used { owner, .. } => Err(bad(format!("the chunk at {offset:#x} belongs to {owner}"))),
             Extent::Within => {
                 Err(bad(format!("{offset:#x} is inside an extent; free it by its first chunk")))
             }
+            Extent::Draining { .. } => Err(bad(format!("the chunk at {offset:#x} is being drained"))),
             Extent::Free | Extent::Freed { .. } => {
                 Err(bad(format!("the chunk at {offset:#x} is free already")))
             }
@@ -282,6 +332,9 @@ impl ChunkTable {
         let used = self.heads().filter_map(|(at, extent)| match extent {
             Extent::Used { kind, owner, count, .. } if of.is_none_or(|of| of == owner) => {
                 Some(self.info(at, kind, owner, count))
+            }
+            Extent::Draining { kind, .. } if of.is_none_or(SessionId::is_none) => {
+                Some(self.info(at, kind, SessionId::NONE, 1))
             }
             _ => None,
         });
@@ -343,13 +396,21 @@ impl ChunkTable {
                     flushed.cut();
                     eventually.cut();
                 }
-                Extent::Freed { kind: held, count: length, generation } => {
+                Extent::Draining { kind: held, .. } => {
+                    if held == kind {
+                        return Choice::Inherit(at);
+                    }
+                    free_now.cut();
+                    flushed.cut();
+                    eventually.cut();
+                }
+                Extent::Freed { kind: held, count: length, after } => {
                     if held == kind && length == count {
                         reuse = reuse.or(Some(at));
                     }
                     free_now.cut();
                     freed_chunks += length;
-                    if generation <= flushed_through {
+                    if after.is_through(flushed_through) {
                         flushed_chunks += length;
                         flushed.extend(at, length, count);
                     } else {
@@ -441,8 +502,12 @@ impl ChunkTable {
                 layout::store(memory, entry + chunk_entry::OBJECT_AT, u64::from(kind.object_bytes));
                 (if shared { STATE_SHARED } else { STATE_USED }, owner, count)
             }
-            Extent::Freed { count, generation, .. } => {
-                layout::store(memory, entry + chunk_entry::FREED_AT, generation);
+            Extent::Draining { after, .. } => {
+                layout::store(memory, entry + chunk_entry::AFTER_AT, after.to_raw());
+                (STATE_DRAINING, SessionId::NONE, 1)
+            }
+            Extent::Freed { count, after, .. } => {
+                layout::store(memory, entry + chunk_entry::AFTER_AT, after.to_raw());
                 (STATE_FREED, SessionId::NONE, count)
             }
             Extent::Free | Extent::Within => return,
@@ -495,6 +560,7 @@ impl ChunkTable {
 const STATE_USED: u64 = 1;
 const STATE_FREED: u64 = 2;
 const STATE_SHARED: u64 = 3;
+const STATE_DRAINING: u64 = 4;
 
 /// The extent whose head's entry this is; `None` if no such entry was ever written.
 fn load_extent(memory: &dyn ServerMemory, layout: &Layout, at: u32) -> Option<Extent> {
@@ -508,13 +574,14 @@ fn load_extent(memory: &dyn ServerMemory, layout: &Layout, at: u32) -> Option<Ex
     };
     let owner = SessionId::new((word >> 16 & 0xffff) as u16);
     let count = (word >> 32) as u32;
-    let generation = layout::load(memory, entry + chunk_entry::FREED_AT);
+    let after = After::from_raw(layout::load(memory, entry + chunk_entry::AFTER_AT));
     match word & 0xffff {
         0 if word == 0 => Some(Extent::Free),
         STATE_USED | STATE_SHARED => {
             Some(Extent::Used { kind, owner, count, shared: word & 0xffff == STATE_SHARED })
         }
-        STATE_FREED => Some(Extent::Freed { kind, count, generation }),
+        STATE_DRAINING if count == 1 => Some(Extent::Draining { kind, after }),
+        STATE_FREED => Some(Extent::Freed { kind, count, after }),
         _ => None,
     }
 }

@@ -3,7 +3,7 @@
 //! Nothing is changed before everything is checked. Where several stores are needed, those that a crash may leave
 //! behind unharmed come first (see the modules that do them).
 
-use crate::chunks::{ChunkType, Want};
+use crate::chunks::{ChunkType, Drain, Drained, Want};
 use crate::epochs::Progress;
 use crate::layout::{self, superblock};
 use crate::seal::Opened;
@@ -193,10 +193,11 @@ impl Server {
             | Request::BeginAdopt { .. }
             | Request::AdoptChunks { .. }
             | Request::FinishAdopt { .. } => Ok(self.bury(memory, caller, &request, now)?),
-            Request::AllocChunks { .. } if self.sessions.is_reaper(caller) => {
+            Request::AllocChunks { .. } | Request::DrainChunks { .. } if self.sessions.is_reaper(caller) => {
                 Err(bad(format!("{caller} came to recover others and may own nothing")).into())
             }
             Request::AllocChunks { .. }
+            | Request::DrainChunks { .. }
             | Request::FreeChunks { .. }
             | Request::ListChunks { .. }
             | Request::ReleaseIndex { .. } => Ok(self.chunk_request(memory, caller, &request)?.into()),
@@ -398,12 +399,31 @@ impl Server {
             Request::AllocChunks { index, class, object_bytes, count, flushed_through } => {
                 let kind = ChunkType { index, class, object_bytes };
                 self.check_index(index)?;
-                // The coordinator knows better than any client; the others can only believe it.
-                let known = self.is_coordinator().then(|| self.clock.epochs().flushed_through);
-                let flushed_through = flushed_through.min(known.unwrap_or(u64::MAX));
+                let flushed_through = self.flushed_through(flushed_through);
                 let want = Want { kind, count, flushed_through };
                 let handed = self.chunks.allocate(memory, caller, want)?;
                 Ok(Reply::Chunks { offset: handed.offset, inherited: handed.inherited })
+            }
+            Request::DrainChunks {
+                index,
+                class,
+                object_bytes,
+                stamp,
+                flushed_stamp,
+                flush,
+                flushed_through,
+            } => {
+                self.check_index(index)?;
+                let drain = Drain {
+                    kind: ChunkType { index, class, object_bytes },
+                    stamp,
+                    flushing: (flush > 0).then_some((flushed_stamp, flush)),
+                    flushed_through: self.flushed_through(flushed_through),
+                };
+                let sessions = &self.sessions;
+                let Drained { is_ready, waiting } =
+                    self.chunks.drain(memory, caller, drain, |term| sessions.has_term(term))?;
+                Ok(Reply::Draining { is_ready, waiting })
             }
             Request::FreeChunks { offset, generation } => {
                 let generation = self.check_generation(generation)?;
@@ -442,6 +462,12 @@ impl Server {
             return self.catalog.check_serves(index, self.clock.epochs().flushed_through);
         }
         self.numbers.check(index)
+    }
+
+    /// Up to which flush every session has flushed. The coordinator knows better than any client; the others can only believe it.
+    fn flushed_through(&self, said: u64) -> u64 {
+        let known = self.is_coordinator().then(|| self.clock.epochs().flushed_through);
+        said.min(known.unwrap_or(u64::MAX))
     }
 
     /// The flush that a chunk freed now waits for. The coordinator, which announces them, takes none before its newest, and none

@@ -34,10 +34,11 @@
 //! +24  term             8 B   of the session; in state free, of the last one known here (0: none); only grows
 //!
 //! chunk entry: describes the extent that begins at this chunk
-//! +0   state            1 B   | zero 1 B | owner 2 B | count 4 B            <- commit word; used and shared are states of their own
+//! +0   state            1 B   | zero 1 B | owner 2 B | count 4 B            <- commit word; used, shared, draining are states of their own
 //! +8   index            4 B   | class 2 B | zero 2 B
 //! +16  object_bytes     4 B   | zero 4 B
-//! +24  freed under      8 B   the flush generation to wait for; meaningful in state freed only
+//! +24  after            8 B   the flush to wait for; meaningful in states freed and draining only. With the highest bit: the number by
+//!                             which whoever is going to ask for that flush knows the chunk
 //!
 //! catalog entry
 //! +0   state            1 B   | name length 1 B | engine length 1 B | zero 1 B | index id 4 B   <- commit word
@@ -67,7 +68,7 @@ use farwood_fabric::region::{Permissions, PoolId, RegionSpec};
 use farwood_fabric::server::{ServerMemory, StartError};
 
 /// Version of everything above.
-pub const FORMAT_VERSION: u32 = 3;
+pub const FORMAT_VERSION: u32 = 4;
 /// First word of META.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"FARWOOD\0");
 /// What the big tables are aligned to.
@@ -122,8 +123,8 @@ pub(crate) mod chunk_entry {
     pub(crate) const COMMIT_AT: u64 = 0;
     pub(crate) const KIND_AT: u64 = 8;
     pub(crate) const OBJECT_AT: u64 = 16;
-    pub(crate) const FREED_AT: u64 = 24;
-    const _: () = assert!(FREED_AT + 8 == super::CHUNK_ENTRY_BYTES);
+    pub(crate) const AFTER_AT: u64 = 24;
+    const _: () = assert!(AFTER_AT + 8 == super::CHUNK_ENTRY_BYTES);
 }
 
 /// Parts of an index's entry.

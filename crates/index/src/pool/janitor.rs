@@ -118,7 +118,7 @@ impl Pool {
         if session.to_clear().is_some() {
             let (heap, endpoint) = (self.heap.clone(), janitor.clone());
             // One at a time, and again with the next heartbeat if it fails.
-            janitor.spawn(async move { drop(heap.clear_dropped(&endpoint).await) });
+            janitor.spawn(async move { drop(heap.clear_flushed(&endpoint).await) });
         }
         let Some(chore) = chore else {
             return Ok(if epochs.is_awaited { Next::AwaitedBeat } else { Next::InTime });

@@ -22,9 +22,11 @@
 //! 64 KiB of a class or a claim of one), and found by a walk of the index. It never leaves a clear bit or a journal entry for an object that is linked, which is why step 2 comes after the unlinking and
 //! why slots are cleared before reuse.
 
+mod flush;
 mod inherit;
 mod journal;
 mod limbo;
+mod reclaim;
 mod room;
 
 use super::locks::TURN;
@@ -38,8 +40,9 @@ use farwood_fabric::{
 };
 use journal::Slots;
 use limbo::Limbo;
+use reclaim::Reclaim;
 pub use room::Room;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -96,6 +99,8 @@ pub(crate) struct Waits {
     reused: Option<u64>,
     /// It had its turn by then.
     in_turn: bool,
+    /// How often chunks of other classes have been asked for.
+    reclaimed: u32,
 }
 
 /// Awaits an operation on a tree, and again if what it lacked comes in a moment ([`Heap::come_again`]). A macro, since the future of an
@@ -141,6 +146,8 @@ pub struct Sabotage {
     pub zero_freed: bool,
     /// No mistake: the board has two slots, for the names of pages.
     pub pages_only: bool,
+    /// A flush changes nothing: objects are claimed in chunks that are being drained, and the session keeps what it has in its hands.
+    pub ignore_flush: bool,
 }
 
 /// The remote objects of one session. Cheap to clone, usable from any thread.
@@ -164,19 +171,28 @@ struct State {
     retired_since: usize,
     /// The journal slots that are not in use.
     slots: Slots,
-    /// Somebody clears what is left of dropped indexes.
+    /// Somebody clears what a flush asks for.
     is_clearing: bool,
     /// How many collections are under way: what they have taken out of limbo is nowhere else. None begins while the heap closes.
     collecting: u32,
     is_closing: bool,
     counts: HeapCounts,
+    /// How many flushes there have been.
+    flushes: u64,
+    reclaim: Reclaim,
 }
 
 #[derive(Default)]
 struct ClassPool {
     /// With whether the session itself had it in use before.
     free: Vec<(GlobalAddr, bool)>,
+    /// Those to be given back: their chunks are not known, since a flush or ever.
+    returning: Vec<GlobalAddr>,
+    /// Chunks in which objects may be claimed, in order and as a set.
     chunks: Vec<u64>,
+    known: FxHashSet<u64>,
+    /// Those that were known before the last flush. They may be another's by now.
+    unverified: Vec<u64>,
     /// Where to look for free bits next: in which chunk, and from which word of its bitmap on.
     cursor: usize,
     word: u64,
@@ -249,7 +265,7 @@ impl Drop for Asking {
     }
 }
 
-/// The right to clear what is left of dropped indexes, which one has at a time.
+/// The right to clear what a flush asks for, which one has at a time.
 struct Clearing<'a>(&'a Heap);
 
 impl<'a> Clearing<'a> {
@@ -340,7 +356,9 @@ impl Heap {
     pub fn new(session: &Session, sabotage: Sabotage) -> Self {
         let slots = Slots::of(session, sabotage.pages_only);
         let state = Mutex::new(State { slots, ..State::default() });
-        Self { inner: Arc::new(Inner { session: session.clone(), sabotage, state }) }
+        let heap = Self { inner: Arc::new(Inner { session: session.clone(), sabotage, state }) };
+        heap.flush_with(session);
+        heap
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -355,7 +373,7 @@ impl Heap {
 
     /// How many free objects it has in its hands: what a crash would leak now, beside what tasks are just claiming or linking.
     pub fn in_hands(&self) -> usize {
-        self.state().pools.values().map(|pool| pool.free.len()).sum()
+        self.state().pools.values().map(|pool| pool.free.len() + pool.returning.len()).sum()
     }
 
     /// A new object on `server`. Its bytes are whatever they were. The pool may be full of what was retired: operations on an index wait for that.
@@ -380,6 +398,12 @@ impl Heap {
                 if op.endpoint().see_through(claim).await? {
                     continue;
                 }
+            }
+            if self.has_unverified(server, class) {
+                let (heap, endpoint) = (self.clone(), op.endpoint().clone());
+                let verify = async move { heap.verify_chunks(&endpoint.op(), (server, class)).await };
+                op.endpoint().see_through(verify).await?;
+                continue;
             }
             // One asks for all: of hundreds of operations under way, each would be given a chunk.
             let Some(asking) = Asking::begin(self, (server, class)) else {
@@ -441,7 +465,7 @@ impl Heap {
     /// by now is free, a bounded time and so many times. Whether anything came free since the operation began, and it may be tried again.
     async fn make_room(&self, endpoint: &Endpoint, waits: &mut Waits) -> Result<bool, FabricError> {
         if waits.count == MAX_ROOM_WAITS {
-            return Ok(false);
+            return self.reclaim_for(endpoint, waits).await;
         }
         waits.count += 1;
         let (mark, mut reused) = {
@@ -464,7 +488,10 @@ impl Heap {
         }
         reused = self.state().counts.reused;
         // What came free while the operation was under way for the first time nobody has counted.
-        Ok(waits.reused.replace(reused).is_none_or(|before| reused > before))
+        if waits.reused.replace(reused).is_none_or(|before| reused > before) {
+            return Ok(true);
+        }
+        self.reclaim_for(endpoint, waits).await
     }
 
     fn is_asking(&self, server: ServerId, class: Class) -> bool {
@@ -506,12 +533,16 @@ impl Heap {
         self.put_back(class, addr, false);
     }
 
-    /// Puts an object among the free ones; how many those of its class are.
-    fn put_back(&self, class: Class, addr: GlobalAddr, was_used: bool) -> usize {
+    /// Puts an object among the free ones, or among those that are given back, if its chunk may be drained by now.
+    fn put_back(&self, class: Class, addr: GlobalAddr, was_used: bool) {
+        let chunk = self.chunk_of(addr).0.offset();
         let mut state = self.state();
-        let free = &mut state.pools.entry((addr.server(), class)).or_default().free;
-        free.push((addr, was_used));
-        free.len()
+        let pool = state.pools.entry((addr.server(), class)).or_default();
+        if pool.known.contains(&chunk) || self.inner.sabotage.ignore_flush {
+            pool.free.push((addr, was_used));
+        } else {
+            pool.returning.push(addr);
+        }
     }
 
     /// Notes that an object may be lost: linked and then replaced by others, or never linked.
@@ -593,7 +624,7 @@ impl Heap {
     pub async fn collect(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
         {
             let state = self.state();
-            if state.limbo.is_empty() || state.is_closing {
+            if (state.limbo.is_empty() && !state.is_returning()) || state.is_closing {
                 return Ok(());
             }
         }
@@ -609,7 +640,9 @@ impl Heap {
         let (mark, is_urgent) = {
             let state = self.state();
             if state.limbo.is_empty() {
-                return Ok(());
+                let is_returning = state.is_returning();
+                drop(state);
+                return if is_returning { self.give_back_surplus(&endpoint.op()).await } else { Ok(()) };
             }
             (state.limbo.mark(), is_urgent || state.limbo.len() >= URGENT_AT)
         };
@@ -781,18 +814,26 @@ impl Heap {
             count: 1,
             flushed_through: self.inner.session.flushed_through(),
         };
-        match op.control(server, &request).await? {
+        // A chunk that is answered before a flush is not known after it.
+        let flushes = self.state().flushes;
+        let answer = op.control(server, &request).await;
+        if matches!(answer.as_ref().map_err(FabricError::control), Err(Some(ControlError::PoolFull { .. }))) {
+            self.state().reclaim.note_lack(server, class);
+        }
+        match answer? {
             Reply::Chunks { offset, inherited } => {
                 if inherited {
                     marks::hit("chunk_inherited");
                 }
                 let mut state = self.state();
+                let is_behind = state.flushes != flushes;
                 let pool = state.pools.entry((server, class)).or_default();
+                if is_behind {
+                    pool.unverified.push(offset);
+                    return Ok(());
+                }
                 // It may be one that the session had before somebody else asked for room.
-                pool.cursor = pool.chunks.iter().position(|chunk| *chunk == offset).unwrap_or_else(|| {
-                    pool.chunks.push(offset);
-                    pool.chunks.len() - 1
-                });
+                pool.learn(offset);
                 pool.word = 0;
                 Ok(())
             }
@@ -815,6 +856,7 @@ impl Heap {
             if !dropping.contains(&class.index) {
                 let keep = pool.free.len().min(keeps(pool, *class));
                 taken.extend(pool.free.drain(keep..).map(|(addr, _)| (*class, addr)));
+                taken.extend(pool.returning.drain(..).map(|addr| (*class, addr)));
             }
         }
         taken
@@ -824,6 +866,10 @@ impl Heap {
         // In order, so that what is done does not depend on the order of a hash map.
         objects.sort_unstable();
         let mut words: Vec<(GlobalAddr, u64, Objects)> = Vec::new();
+        {
+            let mut state = self.state();
+            objects.iter().for_each(|(class, _)| state.reclaim.note_given_back(*class));
+        }
         for (class, addr) in objects {
             let Some((word, bit)) = self.bit_of(class, addr) else { continue };
             match words.iter_mut().find(|(at, _, _)| *at == word) {
@@ -890,13 +936,15 @@ impl Heap {
             .then_some(class))
     }
 
-    /// Clears what the session has of indexes that are being dropped, if the operations that could still use it have ended: free objects,
-    /// chunks, retired objects and their slots in the journal. Only then does the session say that it has flushed.
-    pub async fn clear_dropped(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
+    /// After a flush was asked for and the operations that began before have ended: gives back what was free in the session's hands, and
+    /// clears what it has of indexes that are being dropped: free objects, chunks, retired objects and their slots in the journal. Only
+    /// then does the session say that it has flushed.
+    pub async fn clear_flushed(&self, endpoint: &Endpoint) -> Result<(), FabricError> {
         // One at a time: a slot that one has cleared may be in use again before another clears it.
         let Some(_clearing) = Clearing::begin(self) else { return Ok(()) };
         let Some(work) = self.inner.session.to_clear() else { return Ok(()) };
         let op = endpoint.op();
+        self.give_back_surplus(&op).await?;
         let slots: Vec<_> = {
             let mut state = self.state();
             state.pools.retain(|(_, class), _| !work.indexes.contains(&class.index));
@@ -915,7 +963,9 @@ impl Heap {
             self.forget_slot(&retired);
         }
         self.forget_pages(&op, &work.indexes).await?;
-        marks::hit("dropped_index_cleared");
+        if !work.indexes.is_empty() {
+            marks::hit("dropped_index_cleared");
+        }
         self.inner.session.cleared(&work);
         Ok(())
     }
@@ -937,7 +987,7 @@ impl Heap {
     async fn give_everything_back(&self, endpoint: &Endpoint) -> Result<usize, FabricError> {
         for wait in 0..MAX_LEAVING_WAITS {
             self.collect_to_the_end(endpoint).await?;
-            self.clear_dropped(endpoint).await?;
+            self.clear_flushed(endpoint).await?;
             {
                 let state = self.state();
                 if state.limbo.is_empty() && state.collecting == 0 {

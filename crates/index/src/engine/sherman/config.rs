@@ -140,6 +140,8 @@ pub struct Sabotage {
     pub zero_freed: bool,
     /// No mistake: what is retired is written down in pages alone.
     pub pages_only: bool,
+    /// A flush changes nothing in the heap: objects are claimed in chunks that are being drained.
+    pub ignore_flush: bool,
 }
 
 /// A tree's sizes and how a compute server works on it.

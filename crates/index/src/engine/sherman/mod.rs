@@ -185,10 +185,18 @@ impl Engine for Sherman {
     }
 
     fn mistakes(&self) -> pool::Mistakes {
-        let Sabotage { reuse_without_epoch, zero_freed, pages_only, recovery, drop_without_clearing, .. } =
-            self.config.sabotage;
+        let Sabotage {
+            reuse_without_epoch,
+            zero_freed,
+            pages_only,
+            ignore_flush,
+            recovery,
+            drop_without_clearing,
+            ..
+        } = self.config.sabotage;
+        let reuse_in_doubt = false;
         let heap =
-            heap::Sabotage { reuse_without_epoch, zero_freed, pages_only, ..heap::Sabotage::default() };
+            heap::Sabotage { reuse_without_epoch, reuse_in_doubt, zero_freed, pages_only, ignore_flush };
         pool::Mistakes { heap, recovery, drop_without_clearing }
     }
 

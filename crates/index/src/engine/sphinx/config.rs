@@ -97,6 +97,8 @@ pub struct Sabotage {
     pub scan_trusts_moved_leaf: bool,
     /// No mistake: what is retired is written down in pages alone.
     pub pages_only: bool,
+    /// A flush changes nothing in the heap: objects are claimed in chunks that are being drained.
+    pub ignore_flush: bool,
     /// No mistake: sessions find nodes by hash from this term on, and those before it do not.
     pub by_hash_from_term: Option<u64>,
 }

@@ -219,10 +219,18 @@ impl Engine for Sphinx {
 
     fn mistakes(&self) -> pool::Mistakes {
         let Sabotage {
-            reuse_without_epoch, reuse_in_doubt, pages_only, recovery, drop_without_clearing, ..
+            reuse_without_epoch,
+            reuse_in_doubt,
+            pages_only,
+            ignore_flush,
+            recovery,
+            drop_without_clearing,
+            ..
         } = self.config.sabotage;
         // Hints lead to nodes that are gone, and find what is left of them, so those are not zeroed.
-        let heap = heap::Sabotage { reuse_without_epoch, reuse_in_doubt, zero_freed: false, pages_only };
+        let zero_freed = false;
+        let heap =
+            heap::Sabotage { reuse_without_epoch, reuse_in_doubt, zero_freed, pages_only, ignore_flush };
         pool::Mistakes { heap, recovery, drop_without_clearing }
     }
 
