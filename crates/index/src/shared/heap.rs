@@ -416,6 +416,30 @@ impl Heap {
         Err(FabricError::RetriesExhausted { what: "allocating an object", attempts: MAX_CLAIMS })
     }
 
+    /// Sees to it that an allocation on `server` finds an object, also where chunks of other classes have to be asked for. For those who cannot
+    /// begin anew; no operation of theirs may be under way.
+    pub async fn provide(
+        &self,
+        endpoint: &Endpoint,
+        server: ServerId,
+        class: Class,
+    ) -> Result<(), IndexError> {
+        let mut waits = Waits::default();
+        loop {
+            let allocated = self.allocate(&endpoint.op(), server, class).await;
+            let error = match allocated {
+                Ok(addr) => {
+                    self.free_unpublished(class, addr);
+                    return Ok(());
+                }
+                Err(error) => IndexError::from(error),
+            };
+            if !Box::pin(self.come_again(endpoint, &error, &mut waits)).await? {
+                return Err(error);
+            }
+        }
+    }
+
     /// Waits until whoever asks for a chunk has got it, or failed; a bounded time.
     async fn wait_for_asker(&self, op: &Op, of: (ServerId, Class)) {
         for _ in 0..MAX_CHUNK_WAITS {
@@ -787,9 +811,16 @@ impl Heap {
                     let pool = state.pools.entry((server, class)).or_default();
                     pool.word = word;
                     pool.claimed = pool.claimed.saturating_add(wanted.count_ones());
+                    let is_known = pool.known.contains(&chunk.offset());
                     for bit in (0..64).filter(|bit| wanted >> bit & 1 == 1) {
                         let object = u32::try_from(word * 64 + bit).unwrap_or(0);
-                        pool.free.push((chunk.add(layout.object_offset(object)), false));
+                        let addr = chunk.add(layout.object_offset(object));
+                        if is_known {
+                            pool.free.push((addr, false));
+                        } else {
+                            // There was a flush meanwhile, and the chunk may be drained by now.
+                            pool.returning.push(addr);
+                        }
                     }
                     return Ok(true);
                 }
@@ -833,8 +864,7 @@ impl Heap {
                     return Ok(());
                 }
                 // It may be one that the session had before somebody else asked for room.
-                pool.learn(offset);
-                pool.word = 0;
+                pool.turn_to(offset);
                 Ok(())
             }
             _ => Err(CallError::Malformed.into()),

@@ -206,8 +206,9 @@ impl Engine for Sherman {
 
     async fn create(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<(), IndexError> {
         let layouts = self.layouts()?;
+        let info = self.create_with_locks(&endpoint.op(), pool, index, self.name()).await?;
+        pool.heap().provide(endpoint, ServerId::COORDINATOR, node_class(info.id, &self.config)).await?;
         let op = endpoint.op();
-        let info = self.create_with_locks(&op, pool, index, self.name()).await?;
         let addr =
             pool.heap().allocate(&op, ServerId::COORDINATOR, node_class(info.id, &self.config)).await?;
         let plan = Plan {

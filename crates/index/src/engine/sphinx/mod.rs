@@ -245,10 +245,17 @@ impl Engine for Sphinx {
             let why = format!("a pool of more than {MAX_SERVERS} servers; this engine can use as many");
             return Err(IndexError::BadConfig { why });
         }
-        let op = endpoint.op();
-        let info = pool.create_index(&op, index, self.name(), &self.config.encode()).await?;
+        let info = pool.create_index(&endpoint.op(), index, self.name(), &self.config.encode()).await?;
         let seed = endpoint.random();
         let kind = NodeKind::N256;
+        pool.heap().provide(endpoint, ServerId::COORDINATOR, node_class(info.id, kind)).await?;
+        if self.config.switches.hash_table {
+            for server in pool.session().servers() {
+                let class = Table::class(self.config.table(), info.id, TABLE_CLASS)?;
+                pool.heap().provide(endpoint, *server, class).await?;
+            }
+        }
+        let op = endpoint.op();
         let addr = pool.heap().allocate(&op, ServerId::COORDINATOR, node_class(info.id, kind)).await?;
         let head = Head { is_dead: false, is_linked: true, kind, depth: 0 };
         let root = node::build(head, prefix::hash(seed, &[]), &node::Children::new());

@@ -20,13 +20,19 @@ use std::sync::Arc;
 const AT_A_TIME: usize = 64;
 
 impl ClassPool {
-    /// Objects may be claimed in this chunk, and are from now on.
-    pub(super) fn learn(&mut self, chunk: u64) {
-        self.unverified.retain(|other| *other != chunk);
+    /// Objects may be claimed in this chunk.
+    fn learn(&mut self, chunk: u64) {
         if self.known.insert(chunk) {
             self.chunks.push(chunk);
         }
-        self.cursor = self.chunks.iter().position(|other| *other == chunk).unwrap_or(0);
+    }
+
+    /// Objects may be claimed in this chunk, and are from now on. The session may have had it before.
+    pub(super) fn turn_to(&mut self, chunk: u64) {
+        self.unverified.retain(|other| *other != chunk);
+        self.learn(chunk);
+        self.cursor = self.chunks.iter().rposition(|other| *other == chunk).unwrap_or(0);
+        self.word = 0;
     }
 
     fn flush(&mut self) {

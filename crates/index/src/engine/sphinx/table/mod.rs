@@ -150,6 +150,11 @@ impl Table {
         Ok(root)
     }
 
+    /// The class of a table's objects.
+    pub(super) fn class(config: Config, index: IndexId, class: u16) -> Result<Class, IndexError> {
+        Ok(class_of(geometry(config)?, index, class))
+    }
+
     /// The table that begins at `root`.
     pub fn attach(
         pool: &Pool,
