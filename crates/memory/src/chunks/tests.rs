@@ -173,3 +173,109 @@ fn a_damaged_table_is_refused() {
         assert!(matches!(ChunkTable::load(&memory, &config), Err(StartError::Mismatch(_))), "{word:#x}");
     }
 }
+
+/// A drain for objects of this size, at the caller's first question, or with the flush it asked for after the one before.
+fn drain(object_bytes: u32, stamp: u64, flushing: Option<(u64, u64)>, flushed_through: u64) -> Drain {
+    Drain { kind: ChunkType { index: 1, class: 9, object_bytes }, stamp, flushing, flushed_through }
+}
+
+/// The stamp of a session's question: its term comes first.
+fn stamp(term: u64, number: u64) -> u64 {
+    term << 20 | number
+}
+
+fn drained(is_ready: bool, waiting: u32) -> Result<Drained, ControlError> {
+    Ok(Drained { is_ready, waiting })
+}
+
+#[test]
+fn an_empty_chunk_serves_another_class_after_two_flushes() {
+    let (memory, config, mut table) = world(1);
+    table.allocate(&memory, A, want(1, 64, 1, 0)).unwrap();
+    let mut ask = |drain| {
+        let answer = table.drain(&memory, B, drain, |_| true);
+        assert_eq!(ChunkTable::load(&memory, &config).unwrap().extents, table.extents);
+        answer
+    };
+    assert_eq!(ask(drain(128, stamp(7, 1), None, 0)), drained(false, 1));
+    assert_eq!(memory.load(RegionId::MAIN, at(0) + ObjectChunk::DRAINED_AT), 1, "those who know it are told");
+    assert_eq!(ask(drain(128, stamp(7, 2), Some((stamp(7, 1), 5)), 4)), drained(false, 1), "not through");
+    assert_eq!(ask(drain(128, stamp(7, 3), None, 5)), drained(false, 1), "freed, but there may be hints");
+    assert_eq!(ask(drain(128, stamp(7, 4), Some((stamp(7, 3), 6)), 5)), drained(false, 1));
+    assert_eq!(ask(drain(128, stamp(7, 5), None, 6)), drained(true, 0));
+    let wanted =
+        Want { kind: ChunkType { index: 1, class: 9, object_bytes: 128 }, count: 1, flushed_through: 6 };
+    assert_eq!(table.allocate(&memory, B, wanted), Ok(Handed { offset: at(0), inherited: false }));
+    assert_eq!(memory.load(RegionId::MAIN, at(0) + ObjectChunk::DRAINED_AT), 0);
+    assert_eq!(memory.load(RegionId::MAIN, at(0) + 16) & 0xffff_ffff, 128);
+}
+
+#[test]
+fn a_chunk_that_is_drained_waits_until_it_is_empty_and_its_own_type_may_have_it_back() {
+    let (memory, _, mut table) = world(1);
+    table.allocate(&memory, A, want(1, 64, 1, 0)).unwrap();
+    memory.store(RegionId::MAIN, at(0) + 64, 1);
+    table.drain(&memory, B, drain(128, stamp(7, 1), None, 0), |_| true).unwrap();
+    let later = drain(128, stamp(7, 2), Some((stamp(7, 1), 1)), 1);
+    assert_eq!(table.drain(&memory, B, later, |_| true), drained(false, 0), "an object lives there");
+    assert_eq!(table.list(None).len(), 1);
+    assert_eq!(table.allocate(&memory, B, want(1, 64, 1, 1)), Ok(Handed { offset: at(0), inherited: true }));
+    assert_eq!(memory.load(RegionId::MAIN, at(0) + ObjectChunk::DRAINED_AT), 0, "it is what it was");
+    assert_eq!(memory.load(RegionId::MAIN, at(0) + 64), 1);
+    assert!(table.free(&memory, B, at(0), 9).is_err(), "A may still know it");
+}
+
+#[test]
+fn only_chunks_that_are_nearly_empty_are_drained() {
+    let (memory, _, mut table) = world(3);
+    for kind in [want(1, 8, 1, 0), want(1, 512, 1, 0), want(1, 0, 1, 0)] {
+        table.allocate(&memory, A, kind).unwrap();
+    }
+    // 65 of some 500 objects, 4 of 7, and raw bytes.
+    memory.store(RegionId::MAIN, at(0) + 64, u64::MAX);
+    memory.store(RegionId::MAIN, at(0) + 72, 1);
+    memory.store(RegionId::MAIN, at(1) + 64, 0b1111);
+    assert_eq!(table.drain(&memory, B, drain(128, stamp(7, 1), None, 0), |_| true), drained(false, 0));
+    memory.store(RegionId::MAIN, at(0) + 72, 0);
+    memory.store(RegionId::MAIN, at(1) + 64, 0b111);
+    assert_eq!(table.drain(&memory, B, drain(128, stamp(7, 2), None, 0), |_| true), drained(false, 2));
+    assert_eq!(
+        table.drain(&memory, B, drain(512, stamp(7, 3), None, 0), |_| true),
+        drained(false, 2),
+        "another class of that size"
+    );
+}
+
+#[test]
+fn the_stamps_of_who_is_gone_are_replaced_and_those_of_others_are_not() {
+    let (memory, _, mut table) = world(1);
+    table.allocate(&memory, A, want(1, 64, 1, 0)).unwrap();
+    table.drain(&memory, A, drain(128, stamp(7, 1), None, 0), |_| true).unwrap();
+    // Session 8's flush may be older than the mark.
+    let wrong = drain(128, stamp(8, 2), Some((stamp(8, 1), 1)), 1);
+    table.drain(&memory, B, wrong, |_| true).unwrap();
+    assert!(
+        matches!(table.extents[0], Extent::Draining { after: After::Stamp(held), .. } if held == stamp(7, 1))
+    );
+    table.drain(&memory, B, drain(128, stamp(8, 3), None, 1), |term| term != 7).unwrap();
+    assert!(
+        matches!(table.extents[0], Extent::Draining { after: After::Stamp(held), .. } if held == stamp(8, 3))
+    );
+    let right = drain(128, stamp(8, 4), Some((stamp(8, 3), 2)), 2);
+    table.drain(&memory, B, right, |_| true).unwrap();
+    assert!(matches!(table.extents[0], Extent::Freed { .. }));
+}
+
+#[test]
+fn headers_say_what_the_table_says_after_a_crash_between_the_two() {
+    let (memory, config, mut table) = world(2);
+    table.allocate(&memory, A, want(1, 64, 1, 0)).unwrap();
+    table.allocate(&memory, A, want(1, 512, 1, 0)).unwrap();
+    memory.store(RegionId::MAIN, at(1) + 64, 0b1111);
+    table.drain(&memory, B, drain(128, stamp(7, 1), None, 0), |_| true).unwrap();
+    memory.store(RegionId::MAIN, at(0) + ObjectChunk::DRAINED_AT, 0);
+    memory.store(RegionId::MAIN, at(1) + ObjectChunk::DRAINED_AT, 1);
+    ChunkTable::load(&memory, &config).unwrap();
+    let said = [at(0), at(1)].map(|chunk| memory.load(RegionId::MAIN, chunk + ObjectChunk::DRAINED_AT));
+    assert_eq!(said, [1, 0]);
+}
