@@ -167,6 +167,11 @@ impl Pool {
         self.openings.of(index, || self.session.is_dropping(index))
     }
 
+    /// Whether anybody has this index open in this session.
+    pub(crate) fn has_open(&self, index: IndexId) -> bool {
+        self.openings.has(index)
+    }
+
     /// Whether an index that is open here was dropped. Its name may mean another one by now.
     pub fn has_dropped_index(&self) -> bool {
         self.openings.any_dropped()
@@ -237,7 +242,7 @@ impl Pool {
     /// Whether an index that was open is still there; to be asked after a flush.
     pub async fn is_ready(&self, op: &Op, index: &IndexInfo) -> Result<bool, FabricError> {
         let infos = self.list_indexes(op).await?;
-        Ok(infos.iter().any(|info| info.id == index.id && info.state == IndexState::Ready))
+        Ok(infos.iter().any(|info| info.id == index.id && matches!(info.state, IndexState::Ready | IndexState::Offline)))
     }
 
     /// Drops an index: nobody opens it any more; once every session has let go of it its memory is free. If some session

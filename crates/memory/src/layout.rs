@@ -67,7 +67,7 @@ use farwood_fabric::region::{Permissions, PoolId, RegionSpec};
 use farwood_fabric::server::{ServerMemory, StartError};
 
 /// Version of everything above.
-pub const FORMAT_VERSION: u32 = 3;
+pub const FORMAT_VERSION: u32 = 4;
 /// First word of META.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"FARWOOD\0");
 /// What the big tables are aligned to.

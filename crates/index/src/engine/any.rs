@@ -211,6 +211,20 @@ impl Engine for AnyEngine {
         }
     }
 
+    async fn extents(
+        &self,
+        attached: &AnyAttached,
+        endpoint: &Endpoint,
+    ) -> Result<Vec<GlobalAddr>, IndexError> {
+        match (self, attached) {
+            (Self::Sherman(engine), AnyAttached::Sherman(attached)) => {
+                engine.extents(attached, endpoint).await
+            }
+            (Self::Sphinx(engine), AnyAttached::Sphinx(attached)) => engine.extents(attached, endpoint).await,
+            _ => Err(mixed()),
+        }
+    }
+
     fn cache_bytes(&self, attached: &AnyAttached) -> u64 {
         match (self, attached) {
             (Self::Sherman(engine), AnyAttached::Sherman(attached)) => engine.cache_bytes(attached),

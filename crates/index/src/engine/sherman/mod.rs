@@ -254,6 +254,20 @@ impl Engine for Sherman {
         self.open(attached, endpoint, 0)?.check(&endpoint.op()).await
     }
 
+    /// The lock tables, if they are in main memory.
+    async fn extents(&self, attached: &Attached, endpoint: &Endpoint) -> Result<Vec<GlobalAddr>, IndexError> {
+        if self.config.switches.lock_memory {
+            return Ok(Vec::new());
+        }
+        let (op, shared) = (endpoint.op(), &attached.shared);
+        let mut tables = Vec::new();
+        for server in shared.pool.session().servers() {
+            let pointer = lock_table_pointer(&shared.info, *server);
+            tables.push(GlobalAddr::from_raw(surely::read_word(&op, pointer).await?));
+        }
+        Ok(tables)
+    }
+
     fn cache_bytes(&self, attached: &Attached) -> u64 {
         attached.shared.cache.bytes()
     }

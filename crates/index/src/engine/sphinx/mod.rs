@@ -319,6 +319,11 @@ impl Engine for Sphinx {
         self.open(attached, endpoint, 0)?.check(&endpoint.op()).await
     }
 
+    /// None: all that it has are objects.
+    async fn extents(&self, _: &Attached, _: &Endpoint) -> Result<Vec<GlobalAddr>, IndexError> {
+        Ok(Vec::new())
+    }
+
     fn cache_bytes(&self, attached: &Attached) -> u64 {
         attached.shared.finder.as_ref().map_or(0, Finder::bytes)
     }
