@@ -65,8 +65,8 @@ enum Command {
     Dump(Box<store::Dump>),
     /// Ask a gateway how it does
     Stat(stat::Arguments),
-    /// Walk a whole index that nobody writes to and verify it
-    Check(store::Whole),
+    /// Walk a whole index that nobody writes to and verify it; with --repair, free what is leaked
+    Check(store::Check),
     /// Drop an index and free its memory
     Drop(store::Whole),
     /// List the indexes of a pool

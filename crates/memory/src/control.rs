@@ -479,8 +479,9 @@ impl Server {
                 Ok(Reply::Done {})
             }
             Request::OpenIndex { name, engine } => {
+                let info = self.catalog.open(&name, engine.as_deref())?;
                 self.check_online(&name, caller)?;
-                Ok(Reply::Index { info: self.catalog.open(&name, engine.as_deref())? })
+                Ok(Reply::Index { info })
             }
             Request::ListIndexes {} => Ok(Reply::Indexes { infos: self.catalog.list() }),
             Request::BeginDrop { name } => {

@@ -7,12 +7,15 @@
 //! | `text` | keys and values as they are typed and printed |
 //! | `bulk` | `farwood load` and `dump`: many pairs at a time |
 //! | `lines` | pairs as CSV and as JSON lines |
+//! | `check` | `farwood check`: whether an index is whole, and what is leaked |
 
 mod bulk;
+mod check;
 mod lines;
 mod text;
 
 pub(crate) use bulk::{Dump, Load, dump, load};
+pub(crate) use check::{Check, check};
 
 use crate::report::unless_broken_pipe;
 use crate::serve::read_token;
@@ -145,10 +148,28 @@ pub(crate) fn as_reaper<T>(
     command: &str,
     work: impl AsyncFnOnce(&Pool, &Endpoint) -> Result<T, String>,
 ) -> Result<T, String> {
+    let session = SessionOptions { reaper: true, ..SessionOptions::default() };
+    joined_as(place, command, session, work)
+}
+
+/// Joins the pool as anybody does, and leaves it when `work` is done.
+pub(crate) fn joined<T>(
+    place: &Place,
+    command: &str,
+    work: impl AsyncFnOnce(&Pool, &Endpoint) -> Result<T, String>,
+) -> Result<T, String> {
+    joined_as(place, command, SessionOptions::default(), work)
+}
+
+fn joined_as<T>(
+    place: &Place,
+    command: &str,
+    session: SessionOptions,
+    work: impl AsyncFnOnce(&Pool, &Endpoint) -> Result<T, String>,
+) -> Result<T, String> {
     let cluster = place.cluster()?;
     let executor = Executor::new();
-    let session =
-        SessionOptions { label: Label::of_process(command), reaper: true, ..SessionOptions::default() };
+    let session = SessionOptions { label: Label::of_process(command), ..session };
     let options = JoinOptions { session, ..JoinOptions::default() };
     let text = |error: FabricError| plain(error.into());
     let done = executor.block_on(async {
@@ -265,14 +286,6 @@ pub(crate) fn scan(arguments: &Scan) -> Result<ExitCode, String> {
         text.extend([&opened.keys.write(&key), "\t", &opened.values.write(&value), "\n"]);
     }
     say(&text)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-pub(crate) fn check(Whole { place, index }: &Whole) -> Result<ExitCode, String> {
-    let client = place.client("check")?;
-    let opened = client.open(index).wait().map_err(plain)?;
-    let objects = opened.check().wait().map_err(plain)?;
-    say(&format!("index '{index}' is whole: {objects} objects in far memory\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 

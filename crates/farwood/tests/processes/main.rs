@@ -15,6 +15,7 @@ mod lines;
 mod mixed;
 mod parts;
 mod port;
+mod repair;
 mod status;
 mod stopped;
 mod store;
