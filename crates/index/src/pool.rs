@@ -242,7 +242,9 @@ impl Pool {
     /// Whether an index that was open is still there; to be asked after a flush.
     pub async fn is_ready(&self, op: &Op, index: &IndexInfo) -> Result<bool, FabricError> {
         let infos = self.list_indexes(op).await?;
-        Ok(infos.iter().any(|info| info.id == index.id && matches!(info.state, IndexState::Ready | IndexState::Offline)))
+        Ok(infos
+            .iter()
+            .any(|info| info.id == index.id && matches!(info.state, IndexState::Ready | IndexState::Offline)))
     }
 
     /// Drops an index: nobody opens it any more; once every session has let go of it its memory is free. If some session

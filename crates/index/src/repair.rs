@@ -335,7 +335,9 @@ async fn is_alone_still(pool: &Pool, endpoint: &Endpoint) -> Result<bool, IndexE
         return Ok(false);
     }
     let session = pool.session();
-    let Ok(probe) = Session::open(session.cluster(), SessionOptions::default()).await else { return Ok(false) };
+    let Ok(probe) = Session::open(session.cluster(), SessionOptions::default()).await else {
+        return Ok(false);
+    };
     let is_next = probe.term() == session.term() + 1;
     probe.close_unused().await?;
     Ok(is_next)

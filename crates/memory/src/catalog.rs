@@ -174,11 +174,7 @@ impl Catalog {
     }
 
     /// Indexes whose repair is over, as `is_over` says of the index and the repairer's term, can be used again.
-    pub(crate) fn bring_back(
-        &mut self,
-        memory: &dyn ServerMemory,
-        is_over: impl Fn(IndexId, u64) -> bool,
-    ) {
+    pub(crate) fn bring_back(&mut self, memory: &dyn ServerMemory, is_over: impl Fn(IndexId, u64) -> bool) {
         for slot in 0..self.max {
             let Some(entry) = &self.slots[usize::from(slot)] else { continue };
             if entry.state == IndexState::Offline && is_over(entry.id, entry.creator) {

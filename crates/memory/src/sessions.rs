@@ -557,7 +557,10 @@ impl SessionTable {
     /// The session of this term; none, if it is over.
     pub(crate) fn of_term(&self, term: u64) -> SessionId {
         let of_term = |(_, slot): &(u16, &Slot)| slot.term == term && slot.state != State::Free;
-        (0..self.max()).zip(&self.slots).find(of_term).map_or(SessionId::NONE, |(slot, _)| SessionId::new(slot + 1))
+        (0..self.max())
+            .zip(&self.slots)
+            .find(of_term)
+            .map_or(SessionId::NONE, |(slot, _)| SessionId::new(slot + 1))
     }
 
     /// Term of a session, or of the last that had the number; 0 if there was none.

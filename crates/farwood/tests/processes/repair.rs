@@ -163,7 +163,9 @@ fn a_repair_that_is_killed_is_ended_by_another() {
     }
     let (said, _) = run(&place, "scan", &["numbers", "--limit", "30000"]);
     assert_eq!(said.lines().count(), 20_000);
-    assert!(said.lines().all(|line| line.split_once('\t').is_some_and(|(key, value)| value == format!("v{key}"))));
+    assert!(
+        said.lines().all(|line| line.split_once('\t').is_some_and(|(key, value)| value == format!("v{key}")))
+    );
 }
 
 fn kill(child: &mut Child) {

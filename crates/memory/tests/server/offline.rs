@@ -55,7 +55,10 @@ fn one_session_alone_takes_an_index_out_of_use_and_keeps_others_out() {
     assert_eq!(open(&mut world, third), offline());
     assert_eq!(world.ask_twice(third, Request::BeginDrop { name: "it".to_owned() }), offline());
     assert_eq!(world.ask_twice(first, Request::BeginDrop { name: "it".to_owned() }), offline());
-    assert!(matches!(take_offline(&mut world, third), Err(CallError::Control(ControlError::IndexInUse { .. }))));
+    assert!(matches!(
+        take_offline(&mut world, third),
+        Err(CallError::Control(ControlError::IndexInUse { .. }))
+    ));
     assert!(matches!(take_offline(&mut world, first), Ok(Reply::Offline { .. })));
     assert!(matches!(open(&mut world, first), Ok(Reply::Index { .. })));
 
@@ -86,7 +89,8 @@ fn the_right_to_repair_ends_with_its_session() {
                 world.restart();
             }
             // A restart has ended the sessions that it found.
-            let (other, before) = if restarts { (world.open().expect("room").0, Some(other)) } else { (other, None) };
+            let (other, before) =
+                if restarts { (world.open().expect("room").0, Some(other)) } else { (other, None) };
             if leaves {
                 assert_eq!(state(&mut world, other), IndexState::Ready, "it left");
                 continue;

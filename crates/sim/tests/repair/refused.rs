@@ -34,10 +34,12 @@ async fn taken(pool: &Pool, endpoint: &Endpoint, objects: &[GlobalAddr]) -> Trie
         let within = (addr.offset() - farwood_fabric::control::MAIN_BASE) % bytes;
         let chunk = GlobalAddr::new(addr.server(), addr.region(), addr.offset() - within);
         let object_bytes = op.read_word(chunk.add(16)).await.map_err(text)? & 0xffff_ffff;
-        let layout = ObjectChunk::new(bytes, u32::try_from(object_bytes).map_err(text)?).ok_or("no layout")?;
+        let layout =
+            ObjectChunk::new(bytes, u32::try_from(object_bytes).map_err(text)?).ok_or("no layout")?;
         let object = u64::from(layout.object_at(within).ok_or("no object")?);
         let word = chunk.add(ObjectChunk::BITMAP_OFFSET + object / 64 * 8);
-        taken += usize::try_from(op.read_word(word).await.map_err(text)? >> (object % 64) & 1).map_err(text)?;
+        taken +=
+            usize::try_from(op.read_word(word).await.map_err(text)? >> (object % 64) & 1).map_err(text)?;
     }
     Ok(taken)
 }

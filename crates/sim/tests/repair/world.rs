@@ -206,8 +206,7 @@ pub(crate) async fn inject(
         for object_bytes in [0, 0, 64] {
             let class = STRANGE_CLASS + u16::try_from(object_bytes).unwrap_or(0);
             let server = ServerId::new(rng.u16(..SERVERS));
-            let request =
-                Request::AllocChunks { index, class, object_bytes, count: 1, flushed_through: 0 };
+            let request = Request::AllocChunks { index, class, object_bytes, count: 1, flushed_through: 0 };
             op.control(server, &request).await.map_err(text)?;
         }
     }
@@ -215,7 +214,8 @@ pub(crate) async fn inject(
     for server in pool.session().servers() {
         let listed = op.control(*server, &Request::ListChunks { owner: None }).await.map_err(text)?;
         let Reply::ChunkList { chunks: listed, .. } = listed else { return Err("no list".to_owned()) };
-        chunks.extend(listed.into_iter().filter(|chunk| chunk.object_bytes > 0).map(|chunk| (*server, chunk)));
+        chunks
+            .extend(listed.into_iter().filter(|chunk| chunk.object_bytes > 0).map(|chunk| (*server, chunk)));
     }
     let mut injected = Vec::new();
     while injected.len() < bits as usize {
@@ -402,7 +402,8 @@ async fn look<E: Engine>(
     model: &RefCell<Model>,
 ) -> Tried<u64> {
     let (pool, endpoint) = join(sim, engine).await?;
-    let again = repair::repair(&pool, &endpoint, engine, INDEX, Mode::Free, &mut |_| ()).await.map_err(text)?;
+    let again =
+        repair::repair(&pool, &endpoint, engine, INDEX, Mode::Free, &mut |_| ()).await.map_err(text)?;
     if !again.leaks.as_ref().is_some_and(repair::Leaks::is_empty) {
         return Err(format!("another repair found {again:?}"));
     }
