@@ -118,6 +118,38 @@ impl Sphinx {
         Ok(Self { config })
     }
 
+    /// Creates an index, empty, that is not ready yet.
+    pub(super) async fn lay_out(
+        &self,
+        pool: &Pool,
+        endpoint: &Endpoint,
+        index: &str,
+    ) -> Result<IndexInfo, IndexError> {
+        self.config.validate()?;
+        if pool.session().servers().len() > MAX_SERVERS {
+            let why = format!("a pool of more than {MAX_SERVERS} servers; this engine can use as many");
+            return Err(IndexError::BadConfig { why });
+        }
+        let op = endpoint.op();
+        let info = pool.create_index(&op, index, self.name(), &self.config.encode()).await?;
+        let seed = endpoint.random();
+        let kind = NodeKind::N256;
+        let addr = pool.heap().allocate(&op, ServerId::COORDINATOR, node_class(info.id, kind)).await?;
+        let head = Head { is_dead: false, is_linked: true, kind, depth: 0 };
+        let root = node::build(head, prefix::hash(seed, &[]), &node::Children::new());
+        surely::write(&op, addr, &root).await?;
+        surely::write_word(&op, info.anchor.add(ROOT_AT), addr.to_raw()).await?;
+        surely::write_word(&op, info.anchor.add(SEED_AT), seed).await?;
+        if self.config.switches.hash_table {
+            for server in pool.session().servers() {
+                let class = (info.id, TABLE_CLASS);
+                let table = Table::create(&op, pool, class, *server, self.config.table()).await?;
+                surely::write_word(&op, table_pointer(&info, *server), table.to_raw()).await?;
+            }
+        }
+        Ok(info)
+    }
+
     /// What a compute server needs to find nodes by their prefix.
     async fn finder(&self, op: &Op, pool: &Pool, info: &IndexInfo) -> Result<Option<Finder>, IndexError> {
         if !self.config.switches.hash_table {
@@ -232,30 +264,8 @@ impl Engine for Sphinx {
     }
 
     async fn create(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<(), IndexError> {
-        self.config.validate()?;
-        if pool.session().servers().len() > MAX_SERVERS {
-            let why = format!("a pool of more than {MAX_SERVERS} servers; this engine can use as many");
-            return Err(IndexError::BadConfig { why });
-        }
-        let op = endpoint.op();
-        let info = pool.create_index(&op, index, self.name(), &self.config.encode()).await?;
-        let seed = endpoint.random();
-        let kind = NodeKind::N256;
-        let addr = pool.heap().allocate(&op, ServerId::COORDINATOR, node_class(info.id, kind)).await?;
-        let head = Head { is_dead: false, is_linked: true, kind, depth: 0 };
-        let root = node::build(head, prefix::hash(seed, &[]), &node::Children::new());
-        surely::write(&op, addr, &root).await?;
-        surely::write_word(&op, info.anchor.add(ROOT_AT), addr.to_raw()).await?;
-        surely::write_word(&op, info.anchor.add(SEED_AT), seed).await?;
-        if self.config.switches.hash_table {
-            for server in pool.session().servers() {
-                let class = (info.id, TABLE_CLASS);
-                let table = Table::create(&op, pool, class, *server, self.config.table()).await?;
-                surely::write_word(&op, table_pointer(&info, *server), table.to_raw()).await?;
-            }
-        }
-        pool.index_ready(&op, info.id).await?;
-        Ok(())
+        let info = self.lay_out(pool, endpoint, index).await?;
+        Ok(pool.index_ready(&endpoint.op(), info.id).await?)
     }
 
     async fn attach(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<Attached, IndexError> {
