@@ -16,6 +16,7 @@ mod mixed;
 mod parts;
 mod port;
 mod repair;
+mod saved;
 mod status;
 mod stopped;
 mod store;
