@@ -177,5 +177,8 @@ fn a_file_says_what_is_wrong_with_it() {
     let at = bytes.len() - 100;
     bytes[at] ^= 1;
     let said = why(&bytes);
-    assert!(said.contains("checksum is wrong") && said.contains("at byte") && said.contains("of index"), "{said}");
+    assert!(
+        said.contains("checksum is wrong") && said.contains("at byte") && said.contains("of index"),
+        "{said}"
+    );
 }

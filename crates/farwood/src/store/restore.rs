@@ -118,11 +118,15 @@ fn names(arguments: &Restore, saved: &[Saved]) -> Result<Vec<Option<String>>, St
         let all: Vec<_> = saved.iter().map(|saved| format!("'{}'", saved.name)).collect();
         return Err(format!("{} has no index '{missing}'; it has {}", file.display(), all.join(", ")));
     }
-    let chosen = saved.iter().map(|saved| (index.is_empty() || index.contains(&saved.name)).then(|| saved.name.clone()));
+    let chosen = saved
+        .iter()
+        .map(|saved| (index.is_empty() || index.contains(&saved.name)).then(|| saved.name.clone()));
     let mut chosen: Vec<_> = chosen.collect();
     if let Some(into) = into {
         if chosen.iter().flatten().count() != 1 {
-            return Err("--into names one index, and there are more in the file; choose one by --index".to_owned());
+            return Err(
+                "--into names one index, and there are more in the file; choose one by --index".to_owned()
+            );
         }
         chosen.iter_mut().flatten().for_each(|name| name.clone_from(into));
     }
@@ -162,7 +166,10 @@ async fn make_way(pool: &Pool, endpoint: &Endpoint, names: &[&String], replace: 
         match info.state {
             IndexState::Dropping => {}
             IndexState::Creating => {
-                return Err(format!("index '{}' is being created by another session; wait for it", info.name));
+                return Err(format!(
+                    "index '{}' is being created by another session; wait for it",
+                    info.name
+                ));
             }
             _ if replace => {}
             _ => {

@@ -79,7 +79,9 @@ impl Progress {
             Some(_) => "{spinner} {msg} {wide_bar} {bytes}/{total_bytes}, {elapsed}",
             None => "{spinner} {msg} {bytes}, {bytes_per_sec}, {elapsed}",
         };
-        bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_style(
+            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
+        );
         if !is_quiet {
             bar.enable_steady_tick(TICK);
         }
@@ -129,7 +131,8 @@ impl Partial {
         let path = target.with_file_name(partial);
         let cannot = |error: io::Error| format!("cannot write {}: {error}", path.display());
         for _ in 0..MAX_OPENS {
-            let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(cannot)?;
+            let file =
+                OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(cannot)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
                 Err(Errno::WOULDBLOCK) => {
@@ -139,7 +142,8 @@ impl Partial {
             }
             // The one that had the lock may have renamed, or removed, what we opened.
             let opened = file.metadata().map_err(cannot)?;
-            let is_there = path.metadata().is_ok_and(|there| (there.dev(), there.ino()) == (opened.dev(), opened.ino()));
+            let is_there =
+                path.metadata().is_ok_and(|there| (there.dev(), there.ino()) == (opened.dev(), opened.ino()));
             if is_there {
                 if opened.len() > 0 {
                     file.set_len(0).map_err(cannot)?;
@@ -209,7 +213,9 @@ async fn page(
         };
         match index.scan_with(start, Bound::Unbounded, PAGE_PAIRS, false, &mut each).await {
             Ok(_) => return Ok(pairs),
-            Err(IndexError::Fabric(_) | IndexError::Contended { .. } | IndexError::Unknown) if tries < MAX_TRIES => {
+            Err(IndexError::Fabric(_) | IndexError::Contended { .. } | IndexError::Unknown)
+                if tries < MAX_TRIES =>
+            {
                 tries += 1;
                 endpoint.sleep(WAIT_NS).await;
             }

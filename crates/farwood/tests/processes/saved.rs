@@ -28,7 +28,10 @@ fn succeeds(arguments: &[&str]) -> String {
 #[track_caller]
 fn refused(arguments: &[&str], why: &str) {
     let (said, code) = run(arguments);
-    assert!(code == Some(2) && said.contains(why) && said.lines().count() == 1, "{arguments:?}: {code:?} {said}");
+    assert!(
+        code == Some(2) && said.contains(why) && said.lines().count() == 1,
+        "{arguments:?}: {code:?} {said}"
+    );
 }
 
 fn begin(arguments: &[&str]) -> Child {
@@ -106,7 +109,9 @@ fn pairs_for(engine: &str) -> Vec<KeyValue> {
 
 #[test]
 fn every_engine_there_and_back() {
-    let (from, to, folder) = (Servers::start(&[]), Servers::start(&[]), Folder::new());
+    // Chunks of many classes.
+    let servers = || Servers::start(&["--memory", "256MiB"]);
+    let (from, to, folder) = (servers(), servers(), Folder::new());
     let (from_url, to_url, file) = (from.place(Over::Tcp), to.place(Over::Tcp), file_in(&folder));
     let source = client(&from);
     for engine in ENGINES {
@@ -122,7 +127,10 @@ fn every_engine_there_and_back() {
     let target = client(&to);
     for engine in ENGINES {
         let index = target.open(engine).wait().expect("it was restored");
-        assert_eq!(format!("{:?}", index.engine()), format!("{:?}", source.open(engine).wait().expect("open").engine()));
+        assert_eq!(
+            format!("{:?}", index.engine()),
+            format!("{:?}", source.open(engine).wait().expect("open").engine())
+        );
         assert!(all(&index) == pairs_for(engine), "{engine}");
         assert!(all(&target.open(&format!("empty {engine}")).wait().expect("restored")).is_empty());
         // It can be used.
@@ -139,10 +147,16 @@ fn every_engine_there_and_back() {
     assert!(all(&target.open("copy").wait().expect("restored")) == pairs_for("art"));
     succeeds(&["restore", text(&file), &to_url, "--index", "sphinx", "--replace"]);
     let replaced = client(&to);
-    assert!(all(&replaced.open("sphinx").wait().expect("restored")) == pairs_for("sphinx"), "as it was saved");
+    assert!(
+        all(&replaced.open("sphinx").wait().expect("restored")) == pairs_for("sphinx"),
+        "as it was saved"
+    );
     // Some indexes alone.
     succeeds(&["save", &from_url, text(&file), "--index", "fg+", "--index", "empty art"]);
-    refused(&["restore", text(&file), &to_url, "--index", "sphinx"], "has no index 'sphinx'; it has 'fg+', 'empty art'");
+    refused(
+        &["restore", text(&file), &to_url, "--index", "sphinx"],
+        "has no index 'sphinx'; it has 'fg+', 'empty art'",
+    );
     for engine in ENGINES {
         succeeds(&["check", &to_url, engine]);
     }
@@ -154,7 +168,8 @@ fn a_save_that_fails_leaves_the_file_that_was_there() {
     let (servers, folder) = (Servers::start(&[]), Folder::new());
     let (url, file) = (servers.place(Over::Tcp), file_in(&folder));
     let source = client(&servers);
-    let index = source.create("it", &AnyEngine::named("sphinx", 0, 0).expect("known")).wait().expect("created");
+    let index =
+        source.create("it", &AnyEngine::named("sphinx", 0, 0).expect("known")).wait().expect("created");
     put_all(&index, (0..2_000u64).map(|n| (n.to_be_bytes().to_vec(), vec![1; 500])));
     succeeds(&["save", &url, text(&file)]);
     let before = std::fs::read(&file).expect("it is there");
@@ -215,10 +230,14 @@ fn a_save_beside_writers() {
                 let after: Vec<u64> = tried.iter().map(|one| one.load(Ordering::SeqCst)).collect();
                 let copy = format!("copy {round}");
                 succeeds(&["restore", text(&file), &url, "--into", &copy]);
-                let saved: BTreeMap<_, _> = all(&source.open(&copy).wait().expect("there")).into_iter().collect();
+                let saved: BTreeMap<_, _> =
+                    all(&source.open(&copy).wait().expect("there")).into_iter().collect();
                 assert_eq!(saved.len() as u64, 5 * KEYS, "every key was there all the time");
                 for n in 0..5 * KEYS {
-                    let value = saved[&key(n)].first_chunk().map(|bytes| u64::from_le_bytes(*bytes)).expect("8 bytes");
+                    let value = saved[&key(n)]
+                        .first_chunk()
+                        .map(|bytes| u64::from_le_bytes(*bytes))
+                        .expect("8 bytes");
                     let at = usize::try_from(n / 5).expect("small");
                     let may = if n % 5 == 0 { before[at]..=after[at] } else { 0..=0 };
                     assert!(may.contains(&value), "{engine}: key {n} has {value}, not {may:?}");
@@ -237,7 +256,8 @@ fn a_damaged_file_is_refused() {
     let (servers, folder) = (Servers::start(&[]), Folder::new());
     let (url, file) = (servers.place(Over::Tcp), file_in(&folder));
     let source = client(&servers);
-    let index = source.create("it", &AnyEngine::named("sphinx", 0, 0).expect("known")).wait().expect("created");
+    let index =
+        source.create("it", &AnyEngine::named("sphinx", 0, 0).expect("known")).wait().expect("created");
     put_all(&index, (0..3_000u64).map(|n| (n.to_be_bytes().to_vec(), vec![1; 400])));
     succeeds(&["save", &url, text(&file)]);
     let whole = std::fs::read(&file).expect("it is there");
@@ -246,7 +266,10 @@ fn a_damaged_file_is_refused() {
         let mut bytes = whole.clone();
         bytes[at] ^= 1 << part;
         std::fs::write(&file, &bytes).expect("written");
-        refused(&["restore", text(&file), &url, "--into", "copy"], if part == 0 { "no file that" } else { "damaged" });
+        refused(
+            &["restore", text(&file), &url, "--into", "copy"],
+            if part == 0 { "no file that" } else { "damaged" },
+        );
         std::fs::write(&file, &whole[..at]).expect("written");
         refused(&["restore", text(&file), &url, "--into", "copy"], "damaged");
     }
@@ -256,20 +279,43 @@ fn a_damaged_file_is_refused() {
     assert_eq!(succeeds(&["list", &url]), "it\n");
 }
 
+/// A restore that finds the pool full leaves nothing, and its room can be used again.
+#[test]
+fn a_pool_that_is_too_full_is_left_as_it_was() {
+    const PAIRS: u64 = 40;
+    let (servers, folder) = (Servers::start(&[]), Folder::new());
+    let (url, file) = (servers.place(Over::Tcp), file_in(&folder));
+    let source = client(&servers);
+    let index =
+        source.create("it", &AnyEngine::named("sphinx", 0, 0).expect("known")).wait().expect("created");
+    put_all(&index, (0..PAIRS).map(|n| (n.to_be_bytes().to_vec(), vec![n.to_le_bytes()[0]; 1_000_000])));
+    succeeds(&["save", &url, text(&file)]);
+    for _ in 0..2 {
+        refused(&["restore", text(&file), &url, "--into", "copy"], "add memory or drop an index");
+        assert_eq!(succeeds(&["list", &url]), "it\n");
+    }
+    drop((index, source));
+    succeeds(&["restore", text(&file), &url, "--replace"]);
+    let restored = all(&client(&servers).open("it").wait().expect("restored"));
+    assert_eq!(restored.len() as u64, PAIRS);
+    assert!(restored.iter().all(|(key, value)| value.len() == 1_000_000 && value[0] == key[7]));
+}
+
 /// `kill -9` of a save, and of a restore, anywhere: the file is whole or not there, the index is whole or not there, and the next one works.
 #[test]
 fn kills_in_the_middle() {
     const PAIRS: u64 = 60_000;
-    let servers = Servers::start(&["--lease-ms", "1000"]);
+    let servers = Servers::start(&["--lease-ms", "500"]);
     let (url, folder) = (servers.place(Over::Tcp), Folder::new());
     let file = file_in(&folder);
     let source = client(&servers);
-    let index = source.create("it", &AnyEngine::named("sphinx", 0, 0).expect("known")).wait().expect("created");
+    let index =
+        source.create("it", &AnyEngine::named("sphinx", 0, 0).expect("known")).wait().expect("created");
     put_all(&index, (0..PAIRS).map(|n| (n.to_be_bytes().to_vec(), vec![n.to_le_bytes()[0]; 60])));
     let mut cut = 0;
-    for round in 0..6 {
+    for round in 0..4 {
         let save = begin(&["save", &url, text(&file)]);
-        nap(Duration::from_millis(20 + 25 * round));
+        nap(Duration::from_millis(20 + 40 * round));
         kill(save);
         if file.exists() {
             succeeds(&["restore", text(&file), &url, "--into", "copy"]);
@@ -285,9 +331,9 @@ fn kills_in_the_middle() {
         let listed = succeeds(&["list", &url]);
         listed.lines().any(|name| name == "copy")
     });
-    for round in 0..8u64 {
+    for round in 0..6u64 {
         let restore = begin(&["restore", text(&file), &url, "--into", "copy", "--replace"]);
-        nap(Duration::from_millis(20 + 30 * round));
+        nap(Duration::from_millis(20 + 40 * round));
         kill(restore);
         // Whoever can open it finds all of it.
         let opened = client(&servers).open("copy").wait();
@@ -296,7 +342,8 @@ fn kills_in_the_middle() {
             Err(_) => half += u64::from(restored()),
         }
         if round % 3 == 2 {
-            succeeds(&["restore", text(&file), &url, "--into", "copy", "--replace"]);
+            let (said, code) = run(&["restore", text(&file), &url, "--into", "copy", "--replace"]);
+            assert_eq!(code, Some(0), "{said}\n{}", succeeds(&["status", &url]));
             assert!(all(&client(&servers).open("copy").wait().expect("restored")) == all(&index));
         }
     }
