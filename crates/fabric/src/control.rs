@@ -233,6 +233,29 @@ wire_enum! {
             /// Every session has flushed up to this generation.
             flushed_through: u64,
         },
+        /// (Coordinator) Takes an index out of use, for a repair: nobody but the caller may open it until `BringOnline`, or until the
+        /// caller's session has ended. Refused while any other session is in the pool, dead or alive: the coordinator does not know
+        /// which index a session has open. -> `Offline`
+        TakeOffline = 30 {
+            /// Its name.
+            name: String,
+        },
+        /// (Coordinator) Whoever took the index out of use is done. -> `Done`
+        BringOnline = 31 {
+            /// Which.
+            index: IndexId,
+        },
+        /// Frees raw bytes of an index that the caller has taken out of use, whoever had them. -> `Done`
+        FreeExtent = 32 {
+            /// Which index.
+            index: IndexId,
+            /// Their offset in main memory.
+            offset: u64,
+            /// The flush that has to be through before others get them, as in `FreeChunks`.
+            generation: u64,
+            /// The coordinator's seal, as `TakeOffline` answered.
+            seal: u64,
+        },
     }
 }
 
@@ -347,6 +370,13 @@ wire_enum! {
             /// So many chunks wait for a flush.
             waiting: u32,
         },
+        /// An index is out of use.
+        Offline = 20 {
+            /// The index.
+            info: IndexInfo,
+            /// The coordinator's seal, by which other servers know that it is so, and whose right it is.
+            seal: u64,
+        },
     }
 }
 
@@ -411,6 +441,8 @@ pub enum IndexState {
     Ready,
     /// It is being dropped; whoever drops it again finishes the work.
     Dropping,
+    /// One session repairs it; nobody else can open it until that session is done, or has ended.
+    Offline,
 }
 
 impl crate::wire::Wire for IndexState {
@@ -422,6 +454,7 @@ impl crate::wire::Wire for IndexState {
             0 => Ok(Self::Creating),
             1 => Ok(Self::Ready),
             2 => Ok(Self::Dropping),
+            3 => Ok(Self::Offline),
             _ => Err(crate::wire::Malformed),
         }
     }
@@ -689,6 +722,20 @@ wire_enum! {
             /// The incarnation of its memory.
             incarnation: u32,
         },
+        /// Somebody repairs the index.
+        IndexOffline = 30 {
+            /// Its name.
+            name: String,
+            /// Who repairs it.
+            by: SessionId,
+        },
+        /// The index cannot be taken out of use: others are in the pool, who may have it open.
+        IndexInUse = 31 {
+            /// Its name.
+            name: String,
+            /// Who they are.
+            others: Vec<SessionInfo>,
+        },
     }
 }
 
@@ -756,6 +803,18 @@ impl fmt::Display for ControlError {
                 "server {server} has empty memory, and what the caller brings from the coordinator may be older than that; let the \
                  coordinator seal it anew for this memory"
             ),
+            Self::IndexOffline { name, by } => write!(
+                f,
+                "index '{name}' is out of use while {by} repairs it; try again when that is done, or has been recovered"
+            ),
+            Self::IndexInUse { name, others } => {
+                write!(f, "index '{name}' cannot be taken out of use while others are in the pool:")?;
+                for other in others {
+                    let label = if other.label.is_empty() { "no label" } else { other.label.as_str() };
+                    write!(f, " {} ({label});", other.session)?;
+                }
+                f.write_str(" close gateways and clients, or evict them, and try again")
+            }
             Self::BadName { why } => write!(f, "the catalog cannot store that: {why}"),
             Self::BadRequest { why } => write!(f, "the memory server refused a request: {why}"),
             Self::DropPending { name } => {
@@ -885,6 +944,7 @@ mod tests {
                 Request::AttachSession { read_only: true, term: generation, coordinator: index, next_index: 3, incarnation: 4, indexes: vec![1, 2], seal: 9 },
                 Request::Fence { victim: SessionId::new(7), term: generation, seal: 1 },
                 Request::FinishAdopt { victim: SessionId::new(7), term: generation, seal: 2 },
+                Request::FreeExtent { index, offset: 4096, generation, seal: 3 },
             ];
             for request in requests {
                 let bytes = encode(&request);

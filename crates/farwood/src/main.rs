@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod archive;
 mod arena;
 mod bench;
 mod compare;
@@ -63,10 +64,14 @@ enum Command {
     Load(Box<store::Load>),
     /// Print a whole index as CSV or JSON lines
     Dump(Box<store::Dump>),
+    /// Save indexes of a pool, which may be in use, to a file
+    Save(store::Save),
+    /// Restore indexes from a file that was saved
+    Restore(store::Restore),
     /// Ask a gateway how it does
     Stat(stat::Arguments),
-    /// Walk a whole index that nobody writes to and verify it
-    Check(store::Whole),
+    /// Walk a whole index that nobody writes to and verify it; with --repair, free what is leaked
+    Check(store::Check),
     /// Drop an index and free its memory
     Drop(store::Whole),
     /// List the indexes of a pool
@@ -97,6 +102,8 @@ impl Command {
             | Self::Scan(_)
             | Self::Load(_)
             | Self::Dump(_)
+            | Self::Save(_)
+            | Self::Restore(_)
             | Self::Check(_)
             | Self::Drop(_)
             | Self::List(_)
@@ -139,6 +146,8 @@ fn main() -> ExitCode {
         Command::Scan(arguments) => store::scan(&arguments),
         Command::Load(arguments) => store::load(&arguments),
         Command::Dump(arguments) => store::dump(&arguments),
+        Command::Save(arguments) => store::save(&arguments),
+        Command::Restore(arguments) => store::restore(&arguments),
         Command::Stat(arguments) => stat::run(&arguments),
         Command::Check(arguments) => store::check(&arguments),
         Command::Drop(arguments) => store::drop_index(&arguments),

@@ -142,6 +142,7 @@ impl From<&IndexInfo> for IndexLine {
             IndexState::Creating => "being created",
             IndexState::Ready => "ready",
             IndexState::Dropping => "being dropped",
+            IndexState::Offline => "being repaired",
         };
         Self { id: info.id, name: info.name.clone(), engine: info.engine.clone(), state }
     }

@@ -22,7 +22,7 @@ use crate::Pool;
 use crate::api::{IndexError, KeyValue, Limits, OrderedIndex};
 use crate::engine::{AnyAttached, AnyEngine, AnyIndex, Engine};
 use farwood_fabric::Endpoint;
-use farwood_fabric::control::IndexInfo;
+use farwood_fabric::control::{IndexId, IndexInfo};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Bound;
@@ -35,6 +35,7 @@ pub struct Index {
 }
 
 struct Inner {
+    id: IndexId,
     name: String,
     pool: Pool,
     engine: AnyEngine,
@@ -70,6 +71,23 @@ impl Index {
         Self::attach(pool, endpoint, &info, engine.clone()).await
     }
 
+    /// Creates an index, empty, that nobody else can open until it is [published](Self::publish): to fill it first. If this session ends
+    /// before that, in whatever way, the index is dropped.
+    pub async fn create_unpublished(
+        pool: &Pool,
+        endpoint: &Endpoint,
+        name: &str,
+        engine: &AnyEngine,
+    ) -> Result<Self, IndexError> {
+        let info = engine.lay_out(pool, endpoint, name).await?;
+        Self::attach(pool, endpoint, &info, engine.clone()).await
+    }
+
+    /// Lets others open an index that this session has created unpublished.
+    pub async fn publish(&self, endpoint: &Endpoint) -> Result<(), IndexError> {
+        Ok(self.inner.pool.index_ready(&endpoint.op(), self.inner.id).await?)
+    }
+
     /// Opens an index that is there, whichever engine made it, with the settings that it was created with. Who opens it again shares
     /// the cache and the local locks of the first.
     pub async fn open(pool: &Pool, endpoint: &Endpoint, name: &str) -> Result<Self, IndexError> {
@@ -88,7 +106,7 @@ impl Index {
         }
         let attached = engine.attach(pool, endpoint, &info.name).await?;
         let (name, numbers) = (info.name.clone(), Mutex::default());
-        let inner = Inner { name, pool: pool.clone(), engine, attached, numbers };
+        let inner = Inner { id: info.id, name, pool: pool.clone(), engine, attached, numbers };
         Ok(Self { inner: pool.remember(info.id, Arc::new(inner)) })
     }
 

@@ -7,6 +7,7 @@
 //! | [`index`] | an index by name: create, open, drop |
 //! | [`client`] | the same for programs with threads and runtimes of their own |
 //! | [`pool`] | a compute server's membership in a pool, and the catalog: create, open, list, drop |
+//! | [`repair`] | what is leaked of an index, counted and freed |
 //! | [`shared`] | what engines share: whole reads, remote locks, intents, the object heap |
 //!
 //! A future that is dropped leaves nothing locked: see *Cancellation* at [`OrderedIndex`].
@@ -20,6 +21,7 @@ pub mod client;
 pub mod engine;
 pub mod index;
 pub mod pool;
+pub mod repair;
 pub mod shared;
 
 pub use api::{IndexError, KeyValue, Limits, OrderedIndex};

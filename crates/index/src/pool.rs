@@ -29,7 +29,7 @@ use farwood_fabric::{
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// How often a drop waits for others to let go of the index, each time twice as long as before, up to a limit.
 const MAX_DROP_WAITS: u32 = 200;
@@ -83,6 +83,8 @@ pub struct Pool {
     /// Indexes that are open, so that those who open one again share its cache and its local locks.
     open: Arc<Mutex<OpenIndexes>>,
     openings: Arc<Openings>,
+    /// Indexes that this session has laid out and fills, and that nobody else can open yet.
+    laid_out: Arc<Mutex<Vec<IndexInfo>>>,
 }
 
 type OpenIndexes = BTreeMap<IndexId, Weak<dyn Any + Send + Sync>>;
@@ -137,6 +139,7 @@ impl Pool {
             acquisitions: Arc::new(AtomicU32::new(first_acquisition(session.term()))),
             open: Arc::default(),
             openings,
+            laid_out: Arc::default(),
             session,
         })
     }
@@ -165,6 +168,11 @@ impl Pool {
     /// pin keeps a drop from passing by.
     pub(crate) fn opening(&self, index: IndexId) -> Arc<Opening> {
         self.openings.of(index, || self.session.is_dropping(index))
+    }
+
+    /// Whether anybody has this index open in this session.
+    pub(crate) fn has_open(&self, index: IndexId) -> bool {
+        self.openings.has(index)
     }
 
     /// Whether an index that is open here was dropped. Its name may mean another one by now.
@@ -212,7 +220,18 @@ impl Pool {
 
     /// Lets others open an index whose layout is in place.
     pub async fn index_ready(&self, op: &Op, index: IndexId) -> Result<(), FabricError> {
-        op.control(ServerId::COORDINATOR, &Request::IndexReady { index }).await.map(drop)
+        op.control(ServerId::COORDINATOR, &Request::IndexReady { index }).await?;
+        self.laid_out().retain(|info| info.id != index);
+        Ok(())
+    }
+
+    fn laid_out(&self) -> MutexGuard<'_, Vec<IndexInfo>> {
+        self.laid_out.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// This session may open the index by its name, before it is ready.
+    pub(crate) fn note_laid_out(&self, info: &IndexInfo) {
+        self.laid_out().push(info.clone());
     }
 
     /// Finds an index by name, of a certain engine if one is named.
@@ -222,6 +241,11 @@ impl Pool {
         name: &str,
         engine: Option<&str>,
     ) -> Result<IndexInfo, FabricError> {
+        let is_ours =
+            |info: &&IndexInfo| info.name == name && engine.is_none_or(|engine| engine == info.engine);
+        if let Some(info) = self.laid_out().iter().find(is_ours) {
+            return Ok(info.clone());
+        }
         let (name, engine) = (name.to_owned(), engine.map(str::to_owned));
         index_of(op.control(ServerId::COORDINATOR, &Request::OpenIndex { name, engine }).await?)
     }
@@ -237,13 +261,16 @@ impl Pool {
     /// Whether an index that was open is still there; to be asked after a flush.
     pub async fn is_ready(&self, op: &Op, index: &IndexInfo) -> Result<bool, FabricError> {
         let infos = self.list_indexes(op).await?;
-        Ok(infos.iter().any(|info| info.id == index.id && info.state == IndexState::Ready))
+        Ok(infos
+            .iter()
+            .any(|info| info.id == index.id && matches!(info.state, IndexState::Ready | IndexState::Offline)))
     }
 
     /// Drops an index: nobody opens it any more; once every session has let go of it its memory is free. If some session
     /// does not within a bounded time, the error says so, and whoever drops it again goes on from there.
     pub async fn drop_index(&self, endpoint: &Endpoint, name: &str) -> Result<(), FabricError> {
         let op = endpoint.op();
+        self.laid_out().retain(|info| info.name != name);
         let request = Request::BeginDrop { name: name.to_owned() };
         let Reply::Dropping { info, generation } = op.control(ServerId::COORDINATOR, &request).await? else {
             return Err(CallError::Malformed.into());

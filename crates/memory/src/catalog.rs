@@ -3,6 +3,8 @@
 //! Creating: the anchor zeroed, the entry written, its commit word, and last the number of the next index: a crash skips no number.
 //! Dropping: the flush generation to wait for, then the commit word; the entry goes when that flush is through.
 //!
+//! Repairing: the repairer's term, then the commit word; back again when that session says so, or has ended.
+//!
 //! Invariants: names are unique among all states; an id is never used twice; an entry is absent or complete.
 
 use crate::config::ServerConfig;
@@ -22,7 +24,7 @@ struct Entry {
     state: IndexState,
     /// The flush to wait for, when it is being dropped.
     drop_generation: u64,
-    /// The term of the session that makes it, while it is being made.
+    /// The term of the session that makes it, while it is being made, or repairs it, while it is out of use.
     creator: u64,
 }
 
@@ -112,7 +114,7 @@ impl Catalog {
                 let why = format!("index '{}' is made by another session; wait for it", entry.name);
                 Err(ControlError::BadRequest { why })
             }
-            IndexState::Ready => Ok(()),
+            IndexState::Ready | IndexState::Offline => Ok(()),
             IndexState::Creating => {
                 let entry = Entry { state: IndexState::Ready, ..entry.clone() };
                 self.commit(memory, slot, entry);
@@ -134,10 +136,52 @@ impl Catalog {
             let (name, engine, wanted) = (entry.name.clone(), entry.engine.clone(), wanted.to_owned());
             return Err(ControlError::WrongEngine { name, engine, wanted });
         }
-        if entry.state != IndexState::Ready {
+        if !matches!(entry.state, IndexState::Ready | IndexState::Offline) {
             return Err(ControlError::IndexNotReady { name: entry.name.clone(), state: entry.state });
         }
         Ok(self.info(slot, entry))
+    }
+
+    /// The term of the session that repairs this index, if one does.
+    pub(crate) fn repairer(&self, name: &str) -> Result<Option<u64>, ControlError> {
+        let (_, entry) = self.find(name)?;
+        Ok((entry.state == IndexState::Offline).then_some(entry.creator))
+    }
+
+    /// The term of the session that repairs the index of this number, if one does.
+    pub(crate) fn repairer_of(&self, id: IndexId) -> Option<u64> {
+        let (_, entry) = self.find_id(id).ok()?;
+        (entry.state == IndexState::Offline).then_some(entry.creator)
+    }
+
+    /// Takes an index that is ready out of use, for the session of this term; one that is out of use already stays so.
+    pub(crate) fn take_offline(
+        &mut self,
+        memory: &dyn ServerMemory,
+        name: &str,
+        term: u64,
+    ) -> Result<IndexInfo, ControlError> {
+        let (slot, entry) = self.find(name)?;
+        match entry.state {
+            IndexState::Ready => {}
+            IndexState::Offline => return Ok(self.info(slot, entry)),
+            state => return Err(ControlError::IndexNotReady { name: entry.name.clone(), state }),
+        }
+        let entry = Entry { state: IndexState::Offline, creator: term, ..entry.clone() };
+        // It means nothing in an index that is ready, so a crash before the commit word does no harm.
+        layout::store(memory, self.layout.catalog_entry(slot) + catalog_entry::CREATOR_AT, term);
+        Ok(self.commit(memory, slot, entry))
+    }
+
+    /// Indexes whose repair is over, as `is_over` says of the index and the repairer's term, can be used again.
+    pub(crate) fn bring_back(&mut self, memory: &dyn ServerMemory, is_over: impl Fn(IndexId, u64) -> bool) {
+        for slot in 0..self.max {
+            let Some(entry) = &self.slots[usize::from(slot)] else { continue };
+            if entry.state == IndexState::Offline && is_over(entry.id, entry.creator) {
+                let entry = Entry { state: IndexState::Ready, ..entry.clone() };
+                self.commit(memory, slot, entry);
+            }
+        }
     }
 
     /// All indexes.
@@ -292,6 +336,7 @@ fn commit_word(entry: &Entry) -> u64 {
         IndexState::Creating => 1,
         IndexState::Ready => 2,
         IndexState::Dropping => 3,
+        IndexState::Offline => 4,
     };
     // Both lengths were checked to fit a byte.
     state | (entry.name.len() as u64) << 8 | (entry.engine.len() as u64) << 16 | u64::from(entry.id) << 32
@@ -318,6 +363,7 @@ fn load_entry(memory: &dyn ServerMemory, at: u64) -> Option<Option<Entry>> {
         1 => IndexState::Creating,
         2 => IndexState::Ready,
         3 => IndexState::Dropping,
+        4 => IndexState::Offline,
         _ => return None,
     };
     let name_bytes = (word >> 8 & 0xff) as usize;

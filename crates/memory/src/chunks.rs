@@ -285,6 +285,26 @@ impl ChunkTable {
         }
     }
 
+    /// Takes raw bytes of an index back, whoever had them: the index is being repaired, and nothing of it leads there. Once more does no
+    /// harm.
+    pub(crate) fn free_extent(
+        &mut self,
+        memory: &dyn ServerMemory,
+        index: IndexId,
+        offset: u64,
+        generation: u64,
+    ) -> Result<(), ControlError> {
+        let at = self.chunk_at(offset).ok_or_else(|| bad(format!("no chunk begins at {offset:#x}")))?;
+        match self.extents[at as usize] {
+            Extent::Used { kind, count, .. } if kind.index == index && kind.object_bytes == 0 => {
+                self.commit(memory, at, Extent::Freed { kind, count, after: After::Flush(generation) });
+                Ok(())
+            }
+            Extent::Freed { kind, .. } if kind.index == index && kind.object_bytes == 0 => Ok(()),
+            _ => Err(bad(format!("no raw bytes of index #{index} begin at {offset:#x}"))),
+        }
+    }
+
     /// Whether an object of this chunk is taken, as its bitmap says.
     fn holds_objects(&self, memory: &dyn ServerMemory, at: u32, kind: ChunkType) -> bool {
         let Some(objects) = ObjectChunk::new(self.chunk_bytes, kind.object_bytes) else { return false };

@@ -112,14 +112,14 @@ impl Server {
     }
 
     /// The incarnation of the coordinator's memory, under which everything is sealed.
-    fn coordinator(&self, memory: &dyn ServerMemory) -> u32 {
+    pub(crate) fn coordinator(&self, memory: &dyn ServerMemory) -> u32 {
         if self.is_coordinator() {
             return self.identity.incarnation;
         }
         u32::try_from(layout::load(memory, superblock::COORDINATOR_AT)).unwrap_or(0)
     }
 
-    fn check_seal(&self, said: u64, right: u64) -> Result<(), ControlError> {
+    pub(crate) fn check_seal(&self, said: u64, right: u64) -> Result<(), ControlError> {
         let server = self.identity.server;
         if said == right { Ok(()) } else { Err(ControlError::Unproven { server }) }
     }
@@ -207,6 +207,9 @@ impl Server {
             | Request::ListIndexes {}
             | Request::BeginDrop { .. }
             | Request::FinishDrop { .. } => Ok(self.catalog_request(memory, caller, request)?.into()),
+            Request::TakeOffline { .. } | Request::BringOnline { .. } | Request::FreeExtent { .. } => {
+                Ok(self.repair_request(memory, caller, &request, now)?.into())
+            }
             _ => Err(CallError::Malformed),
         }
     }
@@ -249,6 +252,7 @@ impl Server {
         self.sessions.release(memory, session);
         self.clock.leave(session);
         self.drop_orphans(memory);
+        self.catalog.bring_back(memory, |_, term| !self.sessions.has_term(term));
         Ok(())
     }
 
@@ -472,7 +476,7 @@ impl Server {
 
     /// The flush that a chunk freed now waits for. The coordinator, which announces them, takes none before its newest, and none
     /// beyond the next, which might never come. The others can only believe the caller.
-    fn check_generation(&self, generation: u64) -> Result<u64, ControlError> {
+    pub(crate) fn check_generation(&self, generation: u64) -> Result<u64, ControlError> {
         if !self.is_coordinator() {
             return Ok(generation);
         }
@@ -501,13 +505,16 @@ impl Server {
                 Ok(Reply::Done {})
             }
             Request::OpenIndex { name, engine } => {
-                Ok(Reply::Index { info: self.catalog.open(&name, engine.as_deref())? })
+                let info = self.catalog.open(&name, engine.as_deref())?;
+                self.check_online(&name, caller)?;
+                Ok(Reply::Index { info })
             }
             Request::ListIndexes {} => Ok(Reply::Indexes { infos: self.catalog.list() }),
             Request::BeginDrop { name } => {
                 if let Some((info, generation)) = self.catalog.dropping(&name)? {
                     return Ok(Reply::Dropping { info, generation });
                 }
+                self.check_online(&name, SessionId::NONE)?;
                 // Nobody learns of the generation before the state has changed: both happen within this call.
                 let generation = self.begin_flush(memory);
                 let info = self.catalog.begin_drop(memory, &name, generation)?;
@@ -581,7 +588,7 @@ impl Server {
         }
     }
 
-    fn list_sessions(&self, now: Nanos) -> Vec<SessionInfo> {
+    pub(crate) fn list_sessions(&self, now: Nanos) -> Vec<SessionInfo> {
         let sessions = self.sessions.list(now).into_iter();
         let sessions = sessions.map(|Listed { session, term, state, lease_left_ns, adopter }| {
             let oldest_pin = self.clock.progress(session).map_or(0, |progress| progress.oldest_pin);
@@ -618,6 +625,8 @@ fn is_for_coordinator(request: &Request) -> bool {
             | Request::ListIndexes {}
             | Request::BeginDrop { .. }
             | Request::FinishDrop { .. }
+            | Request::TakeOffline { .. }
+            | Request::BringOnline { .. }
             | Request::ListSessions {}
     )
 }

@@ -54,6 +54,7 @@ mod host;
 mod labels;
 pub mod layout;
 mod numbers;
+mod repair;
 pub mod seal;
 mod server;
 mod sessions;

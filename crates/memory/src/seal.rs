@@ -80,6 +80,11 @@ impl Secret {
         self.seal(What::ReleasedBy, coordinator, [u64::from(index), u64::from(server.get()), 0, 0])
     }
 
+    /// An index is out of use for the repair by this session.
+    pub fn offline(self, coordinator: u32, index: IndexId, (by, term): (SessionId, u64)) -> u64 {
+        self.seal(What::Offline, coordinator, [u64::from(index), u64::from(by.get()), term, 0])
+    }
+
     /// An index was dropped, and every session has let go of it.
     pub fn released(self, coordinator: u32, index: IndexId) -> u64 {
         self.seal(What::Released, coordinator, [u64::from(index), 0, 0, 0])
@@ -117,6 +122,7 @@ enum What {
     Adoption,
     Released,
     ReleasedBy,
+    Offline = 30,
 }
 
 /// SipHash-2-4 of words, each as eight bytes, the low one first (Aumasson and Bernstein, 2012).

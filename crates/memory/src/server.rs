@@ -193,6 +193,7 @@ impl Server {
         server.disown_the_gone(memory);
         server.release_the_unknown(memory);
         server.drop_orphans(memory);
+        server.catalog.bring_back(memory, |_, term| !server.sessions.has_term(term));
         Ok(server)
     }
 

@@ -554,6 +554,15 @@ impl SessionTable {
         self.slots.iter().any(|slot| slot.term == term && slot.state != State::Free)
     }
 
+    /// The session of this term; none, if it is over.
+    pub(crate) fn of_term(&self, term: u64) -> SessionId {
+        let of_term = |(_, slot): &(u16, &Slot)| slot.term == term && slot.state != State::Free;
+        (0..self.max())
+            .zip(&self.slots)
+            .find(of_term)
+            .map_or(SessionId::NONE, |(slot, _)| SessionId::new(slot + 1))
+    }
+
     /// Term of a session, or of the last that had the number; 0 if there was none.
     pub(crate) fn term(&self, session: SessionId) -> u64 {
         self.slot(session).map_or(0, |slot| self.slots[usize::from(slot)].term)

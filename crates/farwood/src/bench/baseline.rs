@@ -75,6 +75,10 @@ impl Engine for ShardedMap {
         Ok(Vec::new())
     }
 
+    async fn extents(&self, (): &(), _: &Endpoint) -> Result<Vec<GlobalAddr>, IndexError> {
+        Ok(Vec::new())
+    }
+
     fn own_memory_bytes(&self, (): &()) -> Option<u64> {
         let of_shard = |shard: &Mutex<Shard>| {
             let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
@@ -188,6 +192,10 @@ impl Engine for Nothing {
     }
 
     async fn check(&self, (): &(), _: &Endpoint) -> Result<Vec<(Class, GlobalAddr)>, IndexError> {
+        Ok(Vec::new())
+    }
+
+    async fn extents(&self, (): &(), _: &Endpoint) -> Result<Vec<GlobalAddr>, IndexError> {
         Ok(Vec::new())
     }
 

@@ -7,12 +7,20 @@
 //! | `text` | keys and values as they are typed and printed |
 //! | `bulk` | `farwood load` and `dump`: many pairs at a time |
 //! | `lines` | pairs as CSV and as JSON lines |
+//! | `save`, `restore` | `farwood save` and `restore`: whole indexes in a file of their own format |
+//! | `check` | `farwood check`: whether an index is whole, and what is leaked |
 
 mod bulk;
+mod check;
 mod lines;
+mod restore;
+mod save;
 mod text;
 
 pub(crate) use bulk::{Dump, Load, dump, load};
+pub(crate) use check::{Check, check};
+pub(crate) use restore::{Restore, restore};
+pub(crate) use save::{Save, save};
 
 use crate::report::unless_broken_pipe;
 use crate::serve::read_token;
@@ -27,6 +35,8 @@ use std::io::{self, Write};
 use std::ops::Bound;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use text::Spelling;
 
 /// How often the sessions of commands that do chores are heard of.
@@ -145,10 +155,57 @@ pub(crate) fn as_reaper<T>(
     command: &str,
     work: impl AsyncFnOnce(&Pool, &Endpoint) -> Result<T, String>,
 ) -> Result<T, String> {
+    let session = SessionOptions { reaper: true, ..SessionOptions::default() };
+    joined_as(place, command, session, work)
+}
+
+/// Joins the pool as anybody does, and leaves it when `work` is done. A thread of its own keeps the session alive, so `work` may wait for a
+/// disk.
+pub(crate) fn as_member<T>(
+    place: &Place,
+    command: &str,
+    work: impl AsyncFnOnce(&Pool, &Endpoint) -> Result<T, String>,
+) -> Result<T, String> {
+    joined(place, command, async |pool, endpoint| {
+        let (keeper, is_over) = (pool.clone(), Arc::new(AtomicBool::new(false)));
+        let until = Arc::clone(&is_over);
+        let thread = std::thread::spawn(move || {
+            let executor = Executor::new();
+            executor.block_on(async {
+                let Ok(endpoint) = keeper.session().endpoint() else { return };
+                keeper.keep_alive(&endpoint, BEAT_NS);
+                while !until.load(Ordering::Relaxed) && !keeper.session().is_closed() {
+                    endpoint.sleep(BEAT_NS).await;
+                }
+            });
+            executor.clear();
+        });
+        let done = work(pool, endpoint).await;
+        is_over.store(true, Ordering::Relaxed);
+        // It ends by itself; that it panicked is no reason to lose what was done.
+        let _ = thread.join();
+        done
+    })
+}
+
+/// Joins the pool as anybody does, and leaves it when `work` is done.
+pub(crate) fn joined<T>(
+    place: &Place,
+    command: &str,
+    work: impl AsyncFnOnce(&Pool, &Endpoint) -> Result<T, String>,
+) -> Result<T, String> {
+    joined_as(place, command, SessionOptions::default(), work)
+}
+
+fn joined_as<T>(
+    place: &Place,
+    command: &str,
+    session: SessionOptions,
+    work: impl AsyncFnOnce(&Pool, &Endpoint) -> Result<T, String>,
+) -> Result<T, String> {
     let cluster = place.cluster()?;
     let executor = Executor::new();
-    let session =
-        SessionOptions { label: Label::of_process(command), reaper: true, ..SessionOptions::default() };
+    let session = SessionOptions { label: Label::of_process(command), ..session };
     let options = JoinOptions { session, ..JoinOptions::default() };
     let text = |error: FabricError| plain(error.into());
     let done = executor.block_on(async {
@@ -265,14 +322,6 @@ pub(crate) fn scan(arguments: &Scan) -> Result<ExitCode, String> {
         text.extend([&opened.keys.write(&key), "\t", &opened.values.write(&value), "\n"]);
     }
     say(&text)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-pub(crate) fn check(Whole { place, index }: &Whole) -> Result<ExitCode, String> {
-    let client = place.client("check")?;
-    let opened = client.open(index).wait().map_err(plain)?;
-    let objects = opened.check().wait().map_err(plain)?;
-    say(&format!("index '{index}' is whole: {objects} objects in far memory\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -15,6 +15,8 @@ mod lines;
 mod mixed;
 mod parts;
 mod port;
+mod repair;
+mod saved;
 mod status;
 mod stopped;
 mod store;

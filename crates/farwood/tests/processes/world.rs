@@ -125,8 +125,10 @@ pub(crate) fn serve(socket: &Path, arguments: &[&str]) -> Process {
 
 /// Starts a server that listens somewhere; what it says.
 pub(crate) fn serve_at(place: &[&str], arguments: &[&str]) -> (Process, String) {
+    let memory: &[&str] = if arguments.contains(&"--memory") { &[] } else { &["--memory", "64MiB"] };
     let child = farwood()
-        .args(["serve", "--memory", "64MiB"])
+        .arg("serve")
+        .args(memory)
         .args(place)
         .args(arguments)
         .stdin(Stdio::null())

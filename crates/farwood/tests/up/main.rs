@@ -4,5 +4,6 @@
 mod gateways;
 mod pipelines;
 mod rejoin;
+mod saved;
 mod store;
 mod world;

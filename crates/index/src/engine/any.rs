@@ -68,6 +68,22 @@ impl AnyEngine {
         }
     }
 
+    /// Creates an index, empty, that is not ready yet: nobody else can open it, and if this session ends before
+    /// [`Pool::index_ready`], it is dropped.
+    pub async fn lay_out(
+        &self,
+        pool: &Pool,
+        endpoint: &Endpoint,
+        index: &str,
+    ) -> Result<IndexInfo, IndexError> {
+        let info = match self {
+            Self::Sherman(engine) => engine.lay_out(pool, endpoint, index).await?,
+            Self::Sphinx(engine) => engine.lay_out(pool, endpoint, index).await?,
+        };
+        pool.note_laid_out(&info);
+        Ok(info)
+    }
+
     /// Bytes of a key, if all have as many.
     pub fn key_bytes(&self) -> Option<usize> {
         match self {
@@ -207,6 +223,20 @@ impl Engine for AnyEngine {
         match (self, attached) {
             (Self::Sherman(engine), AnyAttached::Sherman(attached)) => engine.check(attached, endpoint).await,
             (Self::Sphinx(engine), AnyAttached::Sphinx(attached)) => engine.check(attached, endpoint).await,
+            _ => Err(mixed()),
+        }
+    }
+
+    async fn extents(
+        &self,
+        attached: &AnyAttached,
+        endpoint: &Endpoint,
+    ) -> Result<Vec<GlobalAddr>, IndexError> {
+        match (self, attached) {
+            (Self::Sherman(engine), AnyAttached::Sherman(attached)) => {
+                engine.extents(attached, endpoint).await
+            }
+            (Self::Sphinx(engine), AnyAttached::Sphinx(attached)) => engine.extents(attached, endpoint).await,
             _ => Err(mixed()),
         }
     }

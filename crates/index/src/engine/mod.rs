@@ -97,12 +97,23 @@ pub trait Engine: Clone + Send + Sync + 'static {
         async { Ok(()) }
     }
 
-    /// Walks the whole structure while nobody uses it and verifies every invariant; returns the heap objects it reaches.
+    /// Walks the whole structure while nobody uses it and verifies every invariant; returns the heap objects that are linked.
+    ///
+    /// It MUST name every object that anything in the index leads to, each once: a repair ([`crate::repair`]) frees all others. What it
+    /// cannot read, or what is not as it must be, MUST end it with [`IndexError::Corrupt`]; it must never go on without that part. Hints
+    /// that sessions must distrust anyway (entries of hash tables) lead to nothing in this sense.
     fn check(
         &self,
         attached: &Self::Attached,
         endpoint: &Endpoint,
     ) -> impl Future<Output = Result<Vec<(Class, GlobalAddr)>, IndexError>>;
+
+    /// The extents of raw bytes that the index has beside its objects. It MUST name every one, by its first byte: a repair frees all others.
+    fn extents(
+        &self,
+        attached: &Self::Attached,
+        endpoint: &Endpoint,
+    ) -> impl Future<Output = Result<Vec<GlobalAddr>, IndexError>>;
 
     /// What one operation costs its client beside its verbs, for those who charge for it.
     fn work(&self) -> Work {

@@ -243,8 +243,8 @@ impl Pool {
     ) -> Result<Option<Vec<(IndexInfo, Arc<dyn Recoverer>)>>, IndexError> {
         let mut known = Vec::new();
         for info in self.list_indexes(op).await? {
-            // One that is being made, or dropped, has no locks that anybody waits for.
-            if info.state != IndexState::Ready {
+            // One that is being made, or dropped, has no locks that anybody waits for. Who repairs one may die, too.
+            if !matches!(info.state, IndexState::Ready | IndexState::Offline) {
                 continue;
             }
             let Some(recoverer) = self.recoverers.iter().find(|one| one.knows(&info)) else {

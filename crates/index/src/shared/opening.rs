@@ -73,6 +73,11 @@ impl Openings {
         opening
     }
 
+    /// Whether somebody has the index open.
+    pub(crate) fn has(&self, index: IndexId) -> bool {
+        self.lock().by_index.get(&index).is_some_and(|opening| opening.strong_count() > 0)
+    }
+
     /// These indexes are being dropped.
     pub(crate) fn drop_all(&self, indexes: &[IndexId]) {
         let state = self.lock();

@@ -172,6 +172,11 @@ impl<M: ServerMemory> World<M> {
         Request::ReleaseIndex { index, seal: self.secret().released(COORDINATOR, index) }
     }
 
+    /// The right of a session to repair an index, as the coordinator seals it.
+    pub(crate) fn offline(&self, index: IndexId, by: (SessionId, u64)) -> u64 {
+        self.secret().offline(COORDINATOR, index, by)
+    }
+
     /// What this server answers when it has released an index, unless it is the coordinator.
     pub(crate) fn released_by(&self, index: IndexId) -> u64 {
         self.secret().released_by(COORDINATOR, index, self.config.server)

@@ -9,6 +9,7 @@ mod chunk_model;
 mod crash;
 mod driver;
 mod dropped;
+mod offline;
 mod session_model;
 mod storm;
 mod wrong_client;

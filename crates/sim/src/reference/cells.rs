@@ -113,6 +113,10 @@ impl Engine for Cells {
         Some(Arc::new(*self))
     }
 
+    async fn extents(&self, attached: &Attached, _: &Endpoint) -> Result<Vec<GlobalAddr>, IndexError> {
+        Ok(attached.opened.arrays.clone())
+    }
+
     async fn check(
         &self,
         attached: &Attached,

@@ -158,6 +158,10 @@ impl Engine for Records {
         Some(Arc::new(*self))
     }
 
+    async fn extents(&self, attached: &Attached, _: &Endpoint) -> Result<Vec<GlobalAddr>, IndexError> {
+        Ok(attached.opened.arrays.clone())
+    }
+
     async fn check(
         &self,
         attached: &Attached,

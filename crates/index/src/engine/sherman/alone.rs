@@ -80,6 +80,10 @@ impl Engine for LocksAlone {
     ) -> Result<Vec<(Class, GlobalAddr)>, IndexError> {
         attached.shared.locks.check_free(&endpoint.op()).await.map(|()| Vec::new())
     }
+
+    async fn extents(&self, attached: &Attached, endpoint: &Endpoint) -> Result<Vec<GlobalAddr>, IndexError> {
+        self.tree().extents(attached, endpoint).await
+    }
 }
 
 fn only_put<T>() -> Result<T, IndexError> {

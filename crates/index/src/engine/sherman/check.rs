@@ -7,7 +7,7 @@ use crate::api::IndexError;
 use crate::shared::heap::Class;
 use crate::shared::surely;
 use farwood_fabric::{GlobalAddr, Op};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl Tree {
     /// Every node, level by level, from the root down; returns where they are.
@@ -19,12 +19,16 @@ impl Tree {
         let mut found = Vec::new();
         let mut first = root;
         let mut level = None;
+        let mut expected = Vec::new();
         loop {
             let nodes = self.check_level(op, first, level).await?;
+            check_reached(&nodes, &expected)?;
             let Some((_, leftmost)) = nodes.first() else {
                 return Err(corrupt("a level without nodes".into()));
             };
-            found.extend(nodes.iter().map(|(addr, _)| (self.shared.node_class(), *addr)));
+            let forgets = self.shared.config.sabotage.walk_forgets_inner_nodes && leftmost.level() > 0;
+            let named = nodes.iter().filter(|_| !forgets);
+            found.extend(named.map(|(addr, _)| (self.shared.node_class(), *addr)));
             let here = leftmost.level();
             if here == 0 {
                 return Ok(found);
@@ -36,6 +40,7 @@ impl Tree {
             };
             self.check_children(op, &children, here - 1).await?;
             level = Some(here - 1);
+            expected = children.into_values().collect();
         }
     }
 
@@ -105,6 +110,15 @@ impl Tree {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether the way along the siblings passes by all children of the level above.
+fn check_reached(nodes: &[(GlobalAddr, Node)], children: &[GlobalAddr]) -> Result<(), IndexError> {
+    let reached: BTreeSet<_> = nodes.iter().map(|(addr, _)| *addr).collect();
+    match children.iter().find(|child| !reached.contains(child)) {
+        Some(child) => Err(corrupt(format!("a separator leads to {child}, which no sibling leads to"))),
+        None => Ok(()),
     }
 }
 

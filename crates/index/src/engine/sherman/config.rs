@@ -136,6 +136,8 @@ pub struct Sabotage {
     pub one_lock_named: bool,
     /// A node that a dead session left torn is not mended.
     pub skip_repair: bool,
+    /// A walk does not name the inner nodes.
+    pub walk_forgets_inner_nodes: bool,
     /// No mistake: nodes that become free are zeroed, so that whoever still reads them is found out.
     pub zero_freed: bool,
     /// No mistake: what is retired is written down in pages alone.

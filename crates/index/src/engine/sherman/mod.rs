@@ -205,26 +205,8 @@ impl Engine for Sherman {
     }
 
     async fn create(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<(), IndexError> {
-        let layouts = self.layouts()?;
-        let info = self.create_with_locks(&endpoint.op(), pool, index, self.name()).await?;
-        pool.heap().provide(endpoint, ServerId::COORDINATOR, node_class(info.id, &self.config)).await?;
-        let op = endpoint.op();
-        let addr =
-            pool.heap().allocate(&op, ServerId::COORDINATOR, node_class(info.id, &self.config)).await?;
-        let plan = Plan {
-            level: 0,
-            incarnation: endpoint.random(),
-            is_linked: true,
-            low: &vec![0; self.config.key_bytes],
-            high: None,
-            sibling: GlobalAddr::NULL,
-        };
-        let buf = endpoint.buf(self.config.node_bytes);
-        let root = Node::build(&layouts, Place { index: info.id, addr }, buf, &plan, []);
-        surely::write(&op, addr, root.bytes()).await?;
-        surely::write_word(&op, info.anchor.add(ROOT_AT), addr.to_raw()).await?;
-        pool.index_ready(&op, info.id).await?;
-        Ok(())
+        let info = self.lay_out(pool, endpoint, index).await?;
+        Ok(pool.index_ready(&endpoint.op(), info.id).await?)
     }
 
     async fn attach(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<Attached, IndexError> {
@@ -263,12 +245,54 @@ impl Engine for Sherman {
         self.open(attached, endpoint, 0)?.check(&endpoint.op()).await
     }
 
+    /// The lock tables, if they are in main memory.
+    async fn extents(&self, attached: &Attached, endpoint: &Endpoint) -> Result<Vec<GlobalAddr>, IndexError> {
+        if self.config.switches.lock_memory {
+            return Ok(Vec::new());
+        }
+        let (op, shared) = (endpoint.op(), &attached.shared);
+        let mut tables = Vec::new();
+        for server in shared.pool.session().servers() {
+            let pointer = lock_table_pointer(&shared.info, *server);
+            tables.push(GlobalAddr::from_raw(surely::read_word(&op, pointer).await?));
+        }
+        Ok(tables)
+    }
+
     fn cache_bytes(&self, attached: &Attached) -> u64 {
         attached.shared.cache.bytes()
     }
 }
 
 impl Sherman {
+    /// Creates an index, empty, that is not ready yet.
+    pub(super) async fn lay_out(
+        &self,
+        pool: &Pool,
+        endpoint: &Endpoint,
+        index: &str,
+    ) -> Result<IndexInfo, IndexError> {
+        let layouts = self.layouts()?;
+        let info = self.create_with_locks(&endpoint.op(), pool, index, self.name()).await?;
+        pool.heap().provide(endpoint, ServerId::COORDINATOR, node_class(info.id, &self.config)).await?;
+        let op = endpoint.op();
+        let addr =
+            pool.heap().allocate(&op, ServerId::COORDINATOR, node_class(info.id, &self.config)).await?;
+        let plan = Plan {
+            level: 0,
+            incarnation: endpoint.random(),
+            is_linked: true,
+            low: &vec![0; self.config.key_bytes],
+            high: None,
+            sibling: GlobalAddr::NULL,
+        };
+        let buf = endpoint.buf(self.config.node_bytes);
+        let root = Node::build(&layouts, Place { index: info.id, addr }, buf, &plan, []);
+        surely::write(&op, addr, root.bytes()).await?;
+        surely::write_word(&op, info.anchor.add(ROOT_AT), addr.to_raw()).await?;
+        Ok(info)
+    }
+
     fn locks(&self, pool: &Pool, table: LockTable) -> Locks {
         let Switches { combine, hierarchical, handover, lock_and_read, faa_release, .. } =
             self.config.switches;

@@ -95,6 +95,8 @@ pub struct Sabotage {
     /// A scan follows both slots of a byte that it saw in two, and takes a leaf that has moved for one that counts, though the key is found
     /// behind the other slot too.
     pub scan_trusts_moved_leaf: bool,
+    /// A walk does not name the subtables of the hash tables.
+    pub walk_forgets_tables: bool,
     /// No mistake: what is retired is written down in pages alone.
     pub pages_only: bool,
     /// A flush changes nothing in the heap: objects are claimed in chunks that are being drained.

@@ -118,6 +118,45 @@ impl Sphinx {
         Ok(Self { config })
     }
 
+    /// Creates an index, empty, that is not ready yet.
+    pub(super) async fn lay_out(
+        &self,
+        pool: &Pool,
+        endpoint: &Endpoint,
+        index: &str,
+    ) -> Result<IndexInfo, IndexError> {
+        self.config.validate()?;
+        if pool.session().servers().len() > MAX_SERVERS {
+            let why = format!("a pool of more than {MAX_SERVERS} servers; this engine can use as many");
+            return Err(IndexError::BadConfig { why });
+        }
+        let info = pool.create_index(&endpoint.op(), index, self.name(), &self.config.encode()).await?;
+        let seed = endpoint.random();
+        let kind = NodeKind::N256;
+        pool.heap().provide(endpoint, ServerId::COORDINATOR, node_class(info.id, kind)).await?;
+        if self.config.switches.hash_table {
+            for server in pool.session().servers() {
+                let class = Table::class(self.config.table(), info.id, TABLE_CLASS)?;
+                pool.heap().provide(endpoint, *server, class).await?;
+            }
+        }
+        let op = endpoint.op();
+        let addr = pool.heap().allocate(&op, ServerId::COORDINATOR, node_class(info.id, kind)).await?;
+        let head = Head { is_dead: false, is_linked: true, kind, depth: 0 };
+        let root = node::build(head, prefix::hash(seed, &[]), &node::Children::new());
+        surely::write(&op, addr, &root).await?;
+        surely::write_word(&op, info.anchor.add(ROOT_AT), addr.to_raw()).await?;
+        surely::write_word(&op, info.anchor.add(SEED_AT), seed).await?;
+        if self.config.switches.hash_table {
+            for server in pool.session().servers() {
+                let class = (info.id, TABLE_CLASS);
+                let table = Table::create(&op, pool, class, *server, self.config.table()).await?;
+                surely::write_word(&op, table_pointer(&info, *server), table.to_raw()).await?;
+            }
+        }
+        Ok(info)
+    }
+
     /// What a compute server needs to find nodes by their prefix.
     async fn finder(&self, op: &Op, pool: &Pool, info: &IndexInfo) -> Result<Option<Finder>, IndexError> {
         if !self.config.switches.hash_table {
@@ -240,37 +279,8 @@ impl Engine for Sphinx {
     }
 
     async fn create(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<(), IndexError> {
-        self.config.validate()?;
-        if pool.session().servers().len() > MAX_SERVERS {
-            let why = format!("a pool of more than {MAX_SERVERS} servers; this engine can use as many");
-            return Err(IndexError::BadConfig { why });
-        }
-        let info = pool.create_index(&endpoint.op(), index, self.name(), &self.config.encode()).await?;
-        let seed = endpoint.random();
-        let kind = NodeKind::N256;
-        pool.heap().provide(endpoint, ServerId::COORDINATOR, node_class(info.id, kind)).await?;
-        if self.config.switches.hash_table {
-            for server in pool.session().servers() {
-                let class = Table::class(self.config.table(), info.id, TABLE_CLASS)?;
-                pool.heap().provide(endpoint, *server, class).await?;
-            }
-        }
-        let op = endpoint.op();
-        let addr = pool.heap().allocate(&op, ServerId::COORDINATOR, node_class(info.id, kind)).await?;
-        let head = Head { is_dead: false, is_linked: true, kind, depth: 0 };
-        let root = node::build(head, prefix::hash(seed, &[]), &node::Children::new());
-        surely::write(&op, addr, &root).await?;
-        surely::write_word(&op, info.anchor.add(ROOT_AT), addr.to_raw()).await?;
-        surely::write_word(&op, info.anchor.add(SEED_AT), seed).await?;
-        if self.config.switches.hash_table {
-            for server in pool.session().servers() {
-                let class = (info.id, TABLE_CLASS);
-                let table = Table::create(&op, pool, class, *server, self.config.table()).await?;
-                surely::write_word(&op, table_pointer(&info, *server), table.to_raw()).await?;
-            }
-        }
-        pool.index_ready(&op, info.id).await?;
-        Ok(())
+        let info = self.lay_out(pool, endpoint, index).await?;
+        Ok(pool.index_ready(&endpoint.op(), info.id).await?)
     }
 
     async fn attach(&self, pool: &Pool, endpoint: &Endpoint, index: &str) -> Result<Attached, IndexError> {
@@ -332,6 +342,11 @@ impl Engine for Sphinx {
         endpoint: &Endpoint,
     ) -> Result<Vec<(Class, GlobalAddr)>, IndexError> {
         self.open(attached, endpoint, 0)?.check(&endpoint.op()).await
+    }
+
+    /// None: all that it has are objects.
+    async fn extents(&self, _: &Attached, _: &Endpoint) -> Result<Vec<GlobalAddr>, IndexError> {
+        Ok(Vec::new())
     }
 
     fn cache_bytes(&self, attached: &Attached) -> u64 {

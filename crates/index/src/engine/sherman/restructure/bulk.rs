@@ -25,6 +25,8 @@ use std::sync::atomic::Ordering;
 
 /// How many nodes are marked at a time.
 const MARKS_PER_BATCH: usize = 16;
+/// How many pairs are added under one pin.
+const PAIRS_PER_PIN: u64 = 64;
 /// How many lost completions the CAS of the root pointer may meet.
 const MAX_LOST: u32 = 16;
 
@@ -44,7 +46,7 @@ struct First {
 /// A tree that is being built.
 struct Builder<'a> {
     tree: &'a Tree,
-    op: &'a Op,
+    op: Op,
     fill: f64,
     /// The leaf that is there.
     leaf: GlobalAddr,
@@ -54,6 +56,16 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
+    /// Pins the epoch of now, instead of an earlier one: a load takes long, and the epochs that everybody's memory waits for must go on.
+    /// Nobody knows what it has made, so nothing of it needs the earlier pin.
+    fn renew_pin(&mut self) -> Result<(), IndexError> {
+        let op = self.tree.endpoint.op();
+        // If not, the earlier one stays until all is given back.
+        self.tree.admit(&op)?;
+        self.op = op;
+        Ok(())
+    }
+
     fn most(&self, level: usize) -> usize {
         let layout =
             if level == 0 { &self.tree.shared.layouts.leaf } else { &self.tree.shared.layouts.inner };
@@ -81,7 +93,7 @@ impl Builder<'_> {
                 self.levels[level].entries.push(entry);
                 return Ok(());
             }
-            let next = self.tree.new_place(self.op).await?;
+            let next = self.tree.new_place(&self.op).await?;
             let low = entry.0.clone();
             let filling = Filling { addr: next, low: low.clone(), entries: vec![entry] };
             let full = std::mem::replace(&mut self.levels[level], filling);
@@ -97,7 +109,7 @@ impl Builder<'_> {
 
     async fn add_first(&mut self, level: usize, child: &Filling) -> Result<(), IndexError> {
         debug_assert_eq!(level, self.levels.len());
-        let addr = self.tree.new_place(self.op).await?;
+        let addr = self.tree.new_place(&self.op).await?;
         let pointer = child.addr.to_raw().to_le_bytes().to_vec();
         self.levels.push(Filling {
             addr,
@@ -128,7 +140,7 @@ impl Builder<'_> {
         };
         let entries = filling.entries.iter().map(|(key, value)| (key.as_slice(), value.as_slice()));
         self.written.push(filling.addr);
-        self.tree.write_new(self.op, filling.addr, &plan, entries).await?;
+        self.tree.write_new(&self.op, filling.addr, &plan, entries).await?;
         // Where nothing makes us wait, the lease must be kept all the same.
         self.op.endpoint().yield_now().await;
         Ok(())
@@ -175,9 +187,9 @@ impl Tree {
         self.admit(&op)?;
         let leaf = self.root(&op, false).await?.addr;
         let (levels, written) = (Vec::new(), Vec::new());
-        let mut builder = Builder { tree: self, op: &op, fill, leaf, levels, first: None, written };
+        let mut builder = Builder { tree: self, op, fill, leaf, levels, first: None, written };
         let loaded = match self.build(&mut builder, pairs).await {
-            Ok((count, Some(root))) => self.take_place(&op, &builder, root).await.map(|()| count),
+            Ok((count, Some(root))) => self.take_place(&builder.op, &builder, root).await.map(|()| count),
             Ok((count, None)) => return Ok(count),
             Err(error) => Err(error),
         };
@@ -185,7 +197,7 @@ impl Tree {
             builder.give_up(error);
             return loaded;
         }
-        self.mark_all_linked(&op, &builder.written).await?;
+        self.mark_all_linked(&builder.op, &builder.written).await?;
         loaded
     }
 
@@ -204,6 +216,9 @@ impl Tree {
                 return Err(IndexError::BadKey { why });
             }
             last = Some(key.clone());
+            if count % PAIRS_PER_PIN == 0 {
+                builder.renew_pin()?;
+            }
             builder.add(key, value).await?;
             count += 1;
         }

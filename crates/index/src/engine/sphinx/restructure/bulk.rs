@@ -28,6 +28,8 @@ use std::rc::Rc;
 const WRITES_PER_BATCH: usize = 16;
 /// How many nodes are entered into the hash tables at a time.
 const ANNOUNCERS: usize = 32;
+/// How many pairs are added under one pin.
+const PAIRS_PER_PIN: u64 = 64;
 /// How often a batch is repeated through lost completions.
 const MAX_LOST: u32 = 16;
 
@@ -40,7 +42,7 @@ struct Open {
 /// A tree that is being built.
 struct Builder<'a> {
     tree: &'a Tree,
-    op: &'a Op,
+    op: Op,
     /// The nodes on the way of the last key, the root first.
     open: Vec<Open>,
     last: Vec<u8>,
@@ -53,9 +55,19 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
+    /// Pins the epoch of now, instead of an earlier one: a load takes long, and the epochs that everybody's memory waits for must go on.
+    /// Nobody knows what it has made, so nothing of it needs the earlier pin.
+    fn renew_pin(&mut self) -> Result<(), IndexError> {
+        let op = self.tree.endpoint.op();
+        // If not, the earlier one stays until all is given back.
+        self.tree.admit(&op)?;
+        self.op = op;
+        Ok(())
+    }
+
     async fn room(&mut self, hash: u64, class: Class) -> Result<GlobalAddr, IndexError> {
         let server = prefix::server_of(hash, self.tree.shared.servers());
-        let made = self.tree.allocate(self.op, server, class).await?.release();
+        let made = self.tree.allocate(&self.op, server, class).await?.release();
         self.made.push(made);
         Ok(made.1)
     }
@@ -67,7 +79,7 @@ impl Builder<'_> {
             return Ok(());
         }
         let writes = std::mem::take(waiting);
-        write_all(self.op, addr.server(), &writes).await?;
+        write_all(&self.op, addr.server(), &writes).await?;
         // Where nothing makes us wait, the lease must be kept all the same.
         self.op.endpoint().yield_now().await;
         Ok(())
@@ -145,7 +157,7 @@ impl Builder<'_> {
             root.push((self.step_at(0)?, self.pending));
         }
         for (server, writes) in std::mem::take(&mut self.writes) {
-            write_all(self.op, server, &writes).await?;
+            write_all(&self.op, server, &writes).await?;
         }
         Ok(root)
     }
@@ -177,7 +189,7 @@ impl Tree {
         self.admit(&op)?;
         let mut builder = Builder {
             tree: self,
-            op: &op,
+            op,
             open: Vec::new(),
             last: Vec::new(),
             pending: Slot::EMPTY,
@@ -187,7 +199,7 @@ impl Tree {
             writes: FxHashMap::default(),
         };
         let loaded = match self.build(&mut builder, pairs).await {
-            Ok(children) => self.fill_root(&op, &children).await,
+            Ok(children) => self.fill_root(&builder.op, &children).await,
             Err(error) => Err(error),
         };
         match loaded {
@@ -206,8 +218,9 @@ impl Tree {
             }
         }
         if self.shared.finder.is_some() {
-            let (count, nodes) = (builder.count, builder.nodes);
-            self.announce_all(&op, nodes).await?;
+            let Builder { count, nodes, op, .. } = builder;
+            drop(op);
+            self.announce_all(nodes).await?;
             return Ok(count);
         }
         Ok(builder.count)
@@ -220,6 +233,9 @@ impl Tree {
     ) -> Result<Children, IndexError> {
         for (key, value) in pairs {
             self.check_pair(&key, &value)?;
+            if builder.count % PAIRS_PER_PIN == 0 {
+                builder.renew_pin()?;
+            }
             builder.add(key, &value).await?;
         }
         builder.end().await
@@ -240,8 +256,8 @@ impl Tree {
     }
 
     /// Marks nodes as linked and enters them into the hash tables, several at a time.
-    async fn announce_all(&self, op: &Op, nodes: Vec<(u64, NodeRef)>) -> Result<(), IndexError> {
-        if !self.are_tables_in_use(op).await? {
+    async fn announce_all(&self, nodes: Vec<(u64, NodeRef)>) -> Result<(), IndexError> {
+        if !self.are_tables_in_use(&self.endpoint.op()).await? {
             return Ok(());
         }
         for server in self.shared.servers() {
@@ -249,7 +265,7 @@ impl Tree {
             for some in here.chunks(WRITES_PER_BATCH) {
                 let linked = |(_, node): &&(u64, NodeRef)| (node.addr.add(NODE_LINKED_AT as u64), vec![1]);
                 let writes: Vec<_> = some.iter().map(linked).collect();
-                write_all(op, *server, &writes).await?;
+                write_all(&self.endpoint.op(), *server, &writes).await?;
             }
         }
         let left = Rc::new(RefCell::new(nodes));
