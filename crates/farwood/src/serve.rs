@@ -121,6 +121,7 @@ impl Arguments {
             lease_ns: u64::from(self.lease_ms) * MILLISECOND,
             cores: usize::from(self.cores),
             max_sessions: self.sessions,
+            ends_sessions: self.verbs.is_some(),
             ..ServerConfig::new(pool, ServerId::new(self.server), self.servers, self.memory.0)
         })
     }

@@ -1,11 +1,12 @@
 //! One request of a client: may the caller ask it of this server, and which table answers.
 //!
-//! Nothing is changed before everything is checked. Where several stores are needed, those that a crash may leave
+//! What a repeat of a request does to another server process is said in `repeats`. Nothing is changed before everything is checked. Where several stores are needed, those that a crash may leave
 //! behind unharmed come first (see the modules that do them).
 
 use crate::chunks::{ChunkType, Want};
 use crate::epochs::Progress;
 use crate::layout::{self, superblock};
+use crate::repeats::CallTag;
 use crate::seal::Opened;
 use crate::server::Server;
 use crate::sessions::{Attach, Kind, Listed, State};
@@ -112,7 +113,7 @@ impl Server {
     }
 
     /// The incarnation of the coordinator's memory, under which everything is sealed.
-    fn coordinator(&self, memory: &dyn ServerMemory) -> u32 {
+    pub(crate) fn coordinator(&self, memory: &dyn ServerMemory) -> u32 {
         if self.is_coordinator() {
             return self.identity.incarnation;
         }
@@ -157,7 +158,7 @@ impl Server {
     pub(crate) fn control(
         &mut self,
         memory: &dyn ServerMemory,
-        caller: SessionId,
+        (caller, tag): (SessionId, CallTag),
         request: Request,
         now: Nanos,
     ) -> Result<Answer, CallError> {
@@ -199,13 +200,13 @@ impl Server {
             Request::AllocChunks { .. }
             | Request::FreeChunks { .. }
             | Request::ListChunks { .. }
-            | Request::ReleaseIndex { .. } => Ok(self.chunk_request(memory, caller, &request)?.into()),
+            | Request::ReleaseIndex { .. } => Ok(self.chunk_request(memory, (caller, tag), &request)?.into()),
             Request::CreateIndex { .. }
             | Request::IndexReady { .. }
             | Request::OpenIndex { .. }
             | Request::ListIndexes {}
             | Request::BeginDrop { .. }
-            | Request::FinishDrop { .. } => Ok(self.catalog_request(memory, caller, request)?.into()),
+            | Request::FinishDrop { .. } => Ok(self.catalog_request(memory, (caller, tag), request)?.into()),
             _ => Err(CallError::Malformed),
         }
     }
@@ -358,6 +359,9 @@ impl Server {
             }
             Request::FinishAdopt { victim, term, seal } => {
                 self.check_adoption(memory, (victim, term), caller, seal)?;
+                if self.sessions.has_ended(victim, term) {
+                    return Ok(Answer::done());
+                }
                 self.sessions.check_adopter(victim, term, caller)?;
                 self.clean_up(memory, victim)?;
                 Ok(Answer::done())
@@ -391,7 +395,7 @@ impl Server {
     fn chunk_request(
         &mut self,
         memory: &dyn ServerMemory,
-        caller: SessionId,
+        (caller, tag): (SessionId, CallTag),
         request: &Request,
     ) -> Result<Reply, ControlError> {
         match *request {
@@ -402,7 +406,7 @@ impl Server {
                 let known = self.is_coordinator().then(|| self.clock.epochs().flushed_through);
                 let flushed_through = flushed_through.min(known.unwrap_or(u64::MAX));
                 let want = Want { kind, count, flushed_through };
-                let handed = self.chunks.allocate(memory, caller, want)?;
+                let handed = self.chunks.allocate_for(memory, caller, want, tag)?;
                 Ok(Reply::Chunks { offset: handed.offset, inherited: handed.inherited })
             }
             Request::FreeChunks { offset, generation } => {
@@ -462,12 +466,12 @@ impl Server {
     fn catalog_request(
         &mut self,
         memory: &dyn ServerMemory,
-        caller: SessionId,
+        (caller, tag): (SessionId, CallTag),
         request: Request,
     ) -> Result<Reply, ControlError> {
         match request {
             Request::CreateIndex { name, engine, config } => {
-                let creator = self.sessions.term(caller);
+                let creator = (self.sessions.term(caller), tag);
                 Ok(Reply::Index { info: self.catalog.create(memory, name, engine, config, creator)? })
             }
             Request::IndexReady { index } => {

@@ -8,8 +8,9 @@ use super::station::{Station, aside};
 use super::verbs::MAX_VERBS;
 use crate::addr::{RegionId, ServerId, SessionId};
 use crate::buf::BufPool;
-use crate::call::{Call, CallError, CallId, CallOutcome, Principal, Target};
+use crate::call::{Call, CallError, CallId, CallOutcome, Once, Principal, Target};
 use crate::caps::Capabilities;
+use crate::clock::{MILLISECOND, Nanos};
 use crate::error::FabricError;
 use crate::exec::Executor;
 use crate::region::{Permissions, RegionTable};
@@ -23,6 +24,9 @@ use std::cell::{Cell, RefCell};
 use std::net::TcpStream;
 use std::rc::Rc;
 use std::sync::Arc;
+
+/// How long one attempt of a call waits for a server that is away. A call has ten of them.
+const AWAY_NS: Nanos = 500 * MILLISECOND;
 
 /// Servers that are reached over TCP.
 #[derive(Debug)]
@@ -294,7 +298,7 @@ impl FarLink {
         posted.unwrap_or_else(|failure| Posted::Ready(Err(failure)))
     }
 
-    pub(crate) async fn call(&self, target: Target, call: Call) -> CallOutcome {
+    pub(crate) async fn call(&self, target: Target, call: Call, once: Once<'_>) -> CallOutcome {
         // Sessions are reached through the coordinator.
         let through = match target {
             Target::Server(server) => server,
@@ -312,10 +316,14 @@ impl FarLink {
             },
             None => call,
         };
-        if route.station.line().is_lost() && route.station.restore_line().await.is_err() {
-            return Err(CallError::Unknown);
+        let end = self.executor.now().saturating_add(AWAY_NS);
+        while route.station.line().is_lost() && route.station.restore_line().await.is_err() {
+            if route.station.is_lost() || self.executor.now() >= end {
+                return Err(CallError::Unknown);
+            }
         }
-        let line = route.station.line();
+        let (line, life) = route.station.line_of_life();
+        once.check(life)?;
         line.call(target, call).await
     }
 

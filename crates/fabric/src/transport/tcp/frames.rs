@@ -16,7 +16,7 @@ use crate::transport::verbs::queue::PortAddress;
 use crate::wire::{Wire, decode, wire_enum, wire_struct};
 
 /// The version of the protocol.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// What can be done beyond the version's minimum, one bit each: nothing yet.
 pub(crate) const FEATURES: u64 = 0;
 
