@@ -171,21 +171,18 @@ impl Gates {
         for gate in (1..count).rev().filter_map(|number| Gate::new(&gates.memory, number)) {
             let [pid, started] = [PID_AT, STARTED_AT].map(|at| gates.word(&gate, at).load(Ordering::SeqCst));
             gate.shut();
-            match find(pid, started).filter(|_| pid != 0) {
-                Some(holder) => {
-                    gate.close(Some(&*holder));
-                    gates.leave_behind(&gate, holder);
-                }
-                None => {
-                    let [session, term] =
-                        [SESSION_AT, TERM_AT].map(|at| gates.word(&gate, at).load(Ordering::SeqCst));
-                    let session = u16::try_from(session).ok().filter(|session| pid != 0 && *session != 0);
-                    if let Some(session) = session {
-                        crate::exec::lock(&gates.state).orphans.push((SessionId::new(session), term));
-                    }
-                    gates.give_back(&gate);
-                }
+            if let Some(holder) = find(pid, started).filter(|_| pid != 0) {
+                gate.close(Some(&*holder));
+                gates.leave_behind(&gate, holder);
+                continue;
             }
+            let [session, term] =
+                [SESSION_AT, TERM_AT].map(|at| gates.word(&gate, at).load(Ordering::SeqCst));
+            let session = u16::try_from(session).ok().filter(|session| pid != 0 && *session != 0);
+            if let Some(session) = session {
+                crate::exec::lock(&gates.state).orphans.push((SessionId::new(session), term));
+            }
+            gates.give_back(&gate);
         }
         gates
     }

@@ -213,12 +213,11 @@ impl Connection {
             }
         }
         *lock(&self.line) = (line, identity.life);
-        tracing::info!(%server, "a memory server came back with its memory");
+        tracing::debug!(%server, "a memory server came back with its memory");
         Ok(())
     }
 
     /// The same as [`Self::restore`], for those who must not stand still.
-    #[expect(clippy::disallowed_methods, reason = "connecting blocks, and happens once at a time")]
     async fn restored(self: &Arc<Self>, patience: Duration) -> Result<(Arc<Line>, u64), FabricError> {
         let (line, life) = self.line();
         if !line.is_lost() {
@@ -435,7 +434,6 @@ fn file_of(descriptor: &OwnedFd) -> io::Result<(u64, u64)> {
 
 /// A line on which the first words have been said. When it breaks, the server's successor is looked for at once: the first who needs it
 /// finds it there.
-#[expect(clippy::disallowed_methods, reason = "a thread that looks for a server which is away")]
 fn start_line(
     socket: UnixStream,
     arrived: Vec<u8>,
@@ -446,7 +444,7 @@ fn start_line(
     let (server, itself) = (identity.server, Arc::clone(itself));
     let on_loss = move || {
         let Some(connection) = itself.get().and_then(Weak::upgrade) else { return };
-        tracing::warn!(%server, "the process of a memory server is gone; its memory is there, and the process is waited for");
+        tracing::info!(%server, "the process of a memory server is gone; its memory is there, and the next process is waited for");
         connection.broken_at.store(connection.clock.now(), Ordering::SeqCst);
         let look = move || drop(connection.restore(EAGER));
         // Without a thread, the first who needs it looks.
