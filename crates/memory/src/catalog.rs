@@ -412,7 +412,7 @@ mod tests {
     #[test]
     fn the_same_call_finds_what_it_made_and_another_of_the_same_session_does_not() {
         let (memory, config, mut catalog) = world();
-        let mut make = |catalog: &mut Catalog, term, sequence| {
+        let make = |catalog: &mut Catalog, term, sequence| {
             catalog.create(&memory, "a".into(), "dex".into(), vec![], (term, tag(sequence)))
         };
         let made = make(&mut catalog, 7, 1).unwrap();
@@ -446,7 +446,8 @@ mod tests {
         assert!(refused.iter().all(|r| matches!(r, Err(ControlError::BadName { .. }))));
         let full = "ü".repeat(32);
         catalog.create(&memory, full.clone(), "e".repeat(32), vec![9; 512], (7, tag(7))).unwrap();
-        assert_eq!(create(&mut catalog, &memory, &full), Err(ControlError::NameExists { name: full }));
+        let another = catalog.create(&memory, full.clone(), "e".into(), vec![], (7, tag(8)));
+        assert_eq!(another, Err(ControlError::NameExists { name: full }));
         create(&mut catalog, &memory, "b").unwrap();
         create(&mut catalog, &memory, "c").unwrap();
         assert_eq!(create(&mut catalog, &memory, "d"), Err(ControlError::CatalogFull { max: 3 }));

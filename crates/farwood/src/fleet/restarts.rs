@@ -21,7 +21,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 /// A process that ends so soon was of no use.
-const QUICK: Duration = Duration::from_millis(100);
+const QUICK: Duration = Duration::from_millis(50);
 /// So many of them...
 const MAX_QUICK: usize = 5;
 /// ...within this time are enough.

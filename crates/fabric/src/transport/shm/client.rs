@@ -8,7 +8,8 @@
 //!   gate ([`Connection::reopen`]). Nothing was in flight, so nobody above notices more than that it took a moment;
 //! * *calls wait* for the next process, a bounded time.
 //!
-//! If what answers has other memory, this memory is lost: the process's gates are shut, and every verb and call says so from then on.
+//! Without a successor, verbs go on for [`GO_ON`]: what nobody serves is soon nobody's. Then the process shuts its own gates, and verbs fail
+//! until there is a server. If what answers has other memory, this memory is lost: the process's gates are shut, and every verb and call says so from then on.
 
 use super::frames::{Greeting, Hello, MAX_TOKEN_BYTES, Stranger, VERSION};
 use super::{ShmOptions, socket};
@@ -49,8 +50,8 @@ const REOPEN: Duration = Duration::from_millis(500);
 const RECONNECT: Duration = Duration::from_secs(2);
 /// How long one attempt of a call waits for a server that is away. A call has ten of them.
 const AWAY: Duration = Duration::from_millis(500);
-/// How long it is looked for a server's successor when the line has broken, before anybody asks.
-const EAGER: Duration = Duration::from_secs(5);
+/// How long verbs go on without a server. So long its successor is looked for before anybody asks.
+const GO_ON: Duration = Duration::from_secs(3);
 /// How long it is waited between two looks: at first, and at most.
 const FIRST_LOOK: Duration = Duration::from_micros(500);
 const LONGEST_LOOK: Duration = Duration::from_millis(8);
@@ -241,7 +242,7 @@ impl Connection {
     #[cold]
     pub(crate) fn reopen(&self, who: Principal, gate: &Gate) -> Result<(), FabricError> {
         let (session, server) = (who.session, self.identity.server);
-        while gate.number() != 0 && !session.is_none() {
+        while !session.is_none() && !self.is_lost() {
             let left = REOPEN.saturating_sub(self.since(self.broken_at.load(Ordering::SeqCst)));
             let (line, _) = match self.restore(left) {
                 Ok(line) => line,
@@ -251,13 +252,13 @@ impl Connection {
             let old = gate.number();
             match line.ask(|request| FromClient::Connect { request, who }) {
                 Some(FromServer::Connected { gate: number, .. }) => {
-                    // With number 0 it never asks again.
                     gate.move_to(number);
                     self.disconnect_number(old, &line);
-                    if number != 0 {
-                        self.hold(gate);
-                        return Ok(());
+                    if number == 0 {
+                        break;
                     }
+                    self.hold(gate);
+                    return Ok(());
                 }
                 Some(FromServer::NoGate { .. }) => return Err(FabricError::TooManyEndpoints { server }),
                 // That one is gone, too.
@@ -322,8 +323,8 @@ impl Connection {
         loop {
             let (line, _) = match self.restore(PATIENCE.saturating_sub(self.since(begin))) {
                 Ok(line) => line,
-                Err(FabricError::ServerLost { .. }) => return Ok(self.closed(session)),
-                Err(error) => return Err(error),
+                // Whoever uses it looks again.
+                Err(_) => return Ok(self.closed(session)),
             };
             let (number, permissions) = match line.ask(|request| FromClient::Connect { request, who }) {
                 Some(FromServer::Connected { gate, permissions, .. }) => (gate, permissions),
@@ -446,7 +447,11 @@ fn start_line(
         let Some(connection) = itself.get().and_then(Weak::upgrade) else { return };
         tracing::info!(%server, "the process of a memory server is gone; its memory is there, and the next process is waited for");
         connection.broken_at.store(connection.clock.now(), Ordering::SeqCst);
-        let look = move || drop(connection.restore(EAGER));
+        let look = move || {
+            if connection.restore(GO_ON).is_err() {
+                lock(&connection.held).values().for_each(Gate::shut);
+            }
+        };
         // Without a thread, the first who needs it looks.
         let _ = std::thread::Builder::new().spawn(look);
     };
