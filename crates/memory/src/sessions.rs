@@ -203,7 +203,8 @@ impl SessionTable {
         match (self.coordinator, slot.is_lost) {
             (true, false) => self.fresh_lease(now),
             // It was late or its process is gone: which of the two is seen soon.
-            (true, true) => Lease::Until(now.saturating_add(SILENCE_NS)),
+            (true, true) if self.lease_ns == 0 => Lease::Until(now.saturating_add(SILENCE_NS)),
+            (true, true) => Lease::Until(now.saturating_add(SILENCE_NS.min(self.lease_ns))),
             (false, false) => Lease::Forever,
             // There, only those whose process is gone are lost.
             (false, true) => Lease::Lost,

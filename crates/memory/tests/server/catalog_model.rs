@@ -103,6 +103,8 @@ impl Model {
         let reply = self.world.ask_twice(self.me, Request::FinishDrop { index, seals: vec![] });
         let (flushed, has_chunks) = (self.flushed, self.chunks.contains(&index));
         match self.by_id(index).cloned() {
+            // It was dropped before.
+            None if self.used_ids.contains(&index) => assert_eq!(reply, Ok(Reply::Done {})),
             None => assert_eq!(reply, refused(ControlError::NoSuchIndex { name: format!("#{index}") })),
             Some((info, _)) if info.state != IndexState::Dropping => assert!(is_bad_request(&reply)),
             Some((info, generation)) if flushed < generation => {

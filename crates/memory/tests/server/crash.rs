@@ -6,7 +6,7 @@
 
 use crate::driver::{World, outcome, refused, understand};
 use farwood_fabric::addr::{RegionId, ServerId, SessionId};
-use farwood_fabric::call::{Call, CallError, CallOutcome};
+use farwood_fabric::call::{CallError, CallOutcome};
 use farwood_fabric::control::{
     ChunkInfo, ControlError, IndexInfo, JOURNAL_BYTES, Reply, Request, SessionState,
 };
@@ -226,7 +226,6 @@ fn a_crash_between_any_two_stores_leaves_whole_tables() {
 #[test]
 fn a_repeat_after_a_crash_between_any_two_stores_is_answered_as_if_there_had_been_none() {
     struct Asked {
-        call: Call,
         answered: CallOutcome,
         stores: u64,
         chunks: BTreeMap<u32, ChunkInfo>,
@@ -235,28 +234,29 @@ fn a_repeat_after_a_crash_between_any_two_stores_is_answered_as_if_there_had_bee
     let mut asked: Vec<Asked> = Vec::new();
     let mut world = mortal(config(), u64::MAX);
     live(&mut world, &mut |world, observer, _, _| {
-        let Some((call, answered)) = world.last.clone() else { return };
+        let Some((_, answered)) = world.last.clone() else { return };
         let stores = world.memory.stores.get();
         let Facts { chunks, indexes, .. } = facts(world, observer);
-        asked.push(Asked { call, answered, stores, chunks, indexes });
+        asked.push(Asked { answered, stores, chunks, indexes });
     });
     let total = world.memory.stores.get();
     let mut repeated = BTreeMap::<String, u32>::new();
     for kept in 0..=total {
         // The one that died, or whose answer did.
-        for one in asked.iter().filter(|one| one.stores >= kept).take(2) {
+        for (n, one) in asked.iter().enumerate().filter(|(_, one)| one.stores >= kept).take(2) {
             let mut world = mortal(config(), kept);
-            live(&mut world, &mut |_, _, _, _| {});
+            let mut calls = Vec::new();
+            live(&mut world, &mut |world, _, _, _| calls.extend(world.last.clone().map(|(call, _)| call)));
+            let call = &calls[n];
             let mut heir = World::on(world.memory.lasting, config(), ProcedureSet::default());
             let before =
                 asked.iter().rev().find(|other| other.stores < one.stores).map_or(0, |other| other.stores);
-            let request = decode::<Request>(&one.call.request).expect("ours");
-            if kept < before || one.call.id.session.is_none() || matches!(request, Request::FreeChunks { .. })
-            {
+            let request = decode::<Request>(&call.request).expect("ours");
+            if kept < before || call.id.session.is_none() || matches!(request, Request::FreeChunks { .. }) {
                 // Another one died, or nothing is promised: a newcomer gets a second session, and what was given back is not asked again.
                 continue;
             }
-            let reply = understand(outcome(&one.call, heir.send(&one.call)));
+            let reply = understand(outcome(call, heir.send(call)));
             let answered = understand(one.answered.clone());
             let name = format!("{request:?}").split(' ').next().unwrap_or_default().to_owned();
             match (&request, &answered) {
@@ -280,7 +280,7 @@ fn a_repeat_after_a_crash_between_any_two_stores_is_answered_as_if_there_had_bee
                 }
                 // Whoever is gone is closed.
                 (Request::CloseSession {}, _) => {
-                    let session = one.call.id.session;
+                    let session = call.id.session;
                     assert!(
                         reply == answered || reply == refused(ControlError::NoSuchSession { session }),
                         "{reply:?}"
@@ -311,7 +311,8 @@ fn check_extents_are_whole(facts: &Facts) {
 
 /// After the dead are buried, every chunk is handed out exactly once or was in use: none is lost, none is doubled.
 fn check_pool_serves(heir: &mut World, observer: SessionId, found: &Facts) {
-    // All are fenced before the first is buried: one of the dead may have been adopting another.
+    // Nobody else is heard of. All are fenced before the first is buried: one of the dead may have been adopting another.
+    heir.now += heir.config.lease_ns;
     for victim in found.sessions.keys() {
         let term = heir.victim(observer, Request::BeginFence { victim: *victim });
         heir.done(observer, Request::CompleteFence { victim: *victim, term });

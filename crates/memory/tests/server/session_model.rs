@@ -498,7 +498,9 @@ impl Side {
                     }
                     Err(_) if self.admitted(caller).is_ok() && self.is_past(victim, term) => Ok(None),
                     // It was finished before, or there was nothing to adopt.
-                    Err(ControlError::NoSuchSession { .. }) if self.is_current(victim, term).is_ok() => {
+                    Err(ControlError::NoSuchSession { .. })
+                        if self.admitted(caller).is_ok() && self.is_current(victim, term).is_ok() =>
+                    {
                         Ok(None)
                     }
                     Err(error) => Err(error),
@@ -695,7 +697,7 @@ fn terms_never_repeat_on_the_same_memory() {
         assert_eq!(of_c, last + 3);
         world.restart();
         let (d, of_d, _) = world.open_with_term().unwrap();
-        world.bury(d, c, false);
+        world.bury(d, c, true);
         world.done(d, Request::CloseSession {});
         last = of_d;
     }
