@@ -15,6 +15,8 @@ pub struct Mistakes {
     pub adopters_not_chained: bool,
     /// Flushes wait for a dead session until it is fenced, not until somebody has cleaned up after it.
     pub flush_before_adoption: bool,
+    /// A server that comes back on its memory takes the sessions that it finds for dead.
+    pub restart_ends_sessions: bool,
     /// A server that comes back on its memory forgets what its sessions had pinned.
     pub restart_forgets_pins: bool,
 }

@@ -168,7 +168,7 @@ impl SessionTable {
             layout,
             coordinator: config.is_coordinator(),
             mistakes: config.mistakes,
-            ends_sessions: config.ends_sessions,
+            ends_sessions: config.ends_sessions || config.mistakes.restart_ends_sessions,
             lease_ns: config.lease_ns,
             slots: Vec::with_capacity(usize::from(config.max_sessions)),
             next_slot: u16::try_from(next_slot).unwrap_or(0) % config.max_sessions,

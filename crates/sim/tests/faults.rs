@@ -279,7 +279,7 @@ fn a_restarted_server_has_its_memory_and_its_sessions_go_on_when_they_have_recon
 }
 
 #[test]
-fn a_restarted_coordinator_gives_each_session_a_new_lease() {
+fn a_restarted_coordinator_goes_on_with_the_sessions_that_it_finds() {
     for seed in 0..40 {
         let sim = world(seed, "restart:m0@500000");
         run(&sim, |sim, session, driver| async move {
@@ -287,9 +287,7 @@ fn a_restarted_coordinator_gives_each_session_a_new_lease() {
             let (next, endpoint) = join(&sim.cluster()).await;
             let listed = next.list(&endpoint.op()).await.unwrap();
             let old = listed.iter().find(|info| info.session == session.id()).expect("it is still listed");
-            let passed = sim.now() - 500_000;
-            assert_eq!(old.term, session.term());
-            assert!(old.lease_left_ns >= session.lease_ns() - passed, "{} ns left", old.lease_left_ns);
+            assert_eq!((old.term, old.state), (session.term(), SessionState::Active));
             session.heartbeat(&driver).await.unwrap();
         });
     }

@@ -123,3 +123,30 @@ fn memory_that_changes_its_type_before_an_adoption_is_finished() {
     let right = |trial: &Trial| radix(trial, Mistakes::default());
     must_be_caught("flush_before_adoption", drops, |trial| radix(trial, mistakes), right);
 }
+
+/// Servers come back while sessions read for long, others overwrite what they read, and chunks are few.
+fn comes_back(seed: u64) -> Trial {
+    let trial = Trial { seed, servers: 1, sessions: 4, tasks: 2, ops: 120, keys: 8, ..Trial::default() };
+    Trial { long_ns: 2_000_000, ..trial }.with_faults(FaultKind::RestartServer, 3)
+}
+
+fn after_restarts(trial: &Trial, coordinator: Mistakes) -> Result<(), Failure> {
+    let settings = Settings { coordinator, ..Settings::default() };
+    run(&Sphinx::new(sphinx::Config::tiny()), trial, settings).map(drop)
+}
+
+#[test]
+fn a_server_that_comes_back_and_takes_the_living_for_dead() {
+    let mistakes = Mistakes { restart_ends_sessions: true, ..Mistakes::default() };
+    let right = |trial: &Trial| after_restarts(trial, Mistakes::default());
+    let failure =
+        must_be_caught("restart_ends_sessions", comes_back, |trial| after_restarts(trial, mistakes), right);
+    assert!(matches!(failure, Failure::Fenced { .. }), "{failure}");
+}
+
+#[test]
+fn a_server_that_comes_back_and_forgets_what_is_pinned() {
+    let mistakes = Mistakes { restart_forgets_pins: true, ..Mistakes::default() };
+    let right = |trial: &Trial| after_restarts(trial, Mistakes::default());
+    must_be_caught("restart_forgets_pins", comes_back, |trial| after_restarts(trial, mistakes), right);
+}

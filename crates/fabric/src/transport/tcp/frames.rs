@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn the_first_words_never_change() {
         assert_eq!(greeting(9), *b"FARWOOD\x02\x09\0\0\0\0\0\0\0\0\0\0\0");
-        assert_eq!(introduction().encode()[..12], *b"FARWOOD\x02\x02\0\0\0");
+        assert_eq!(introduction().encode()[..12], *b"FARWOOD\x02\x03\0\0\0");
         let refused = crate::wire::encode(&Admission::Refused { why: "no".into() });
         assert_eq!(refused, *b"\x02\x02\0\0\0no");
     }
