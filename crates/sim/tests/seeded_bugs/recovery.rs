@@ -5,6 +5,7 @@ use farwood_fabric::transport::sim::{Fault, MarkName};
 use farwood_index::engine::sherman::{Config, Sabotage, Sherman, Switches};
 use farwood_index::engine::sphinx::{self, Sphinx};
 use farwood_memory::Mistakes;
+use farwood_sim::reference::{Bugs, records::Records};
 use farwood_sim::trial::{Failure, FaultKind, Settings, Trial, run};
 
 fn tree(trial: &Trial, config: &Config, coordinator: Mistakes) -> Result<(), Failure> {
@@ -144,9 +145,22 @@ fn a_server_that_comes_back_and_takes_the_living_for_dead() {
     assert!(matches!(failure, Failure::Fenced { .. }), "{failure}");
 }
 
+/// Readers that are on their way to a record when the server comes back find it reused: the server told the others that nobody was.
 #[test]
 fn a_server_that_comes_back_and_forgets_what_is_pinned() {
+    let records = |trial: &Trial, coordinator| {
+        let settings = Settings { coordinator, ..Settings::default() };
+        run(&Records { keys: trial.keys, bugs: Bugs::default() }, trial, settings).map(drop)
+    };
     let mistakes = Mistakes { restart_forgets_pins: true, ..Mistakes::default() };
-    let right = |trial: &Trial| after_restarts(trial, Mistakes::default());
-    must_be_caught("restart_forgets_pins", comes_back, |trial| after_restarts(trial, mistakes), right);
+    let readers = |seed| {
+        let trial = Trial { servers: 1, sessions: 4, tasks: 4, ops: 200, long_ns: 300_000, ..crowded(seed) };
+        trial.with_faults(FaultKind::RestartServer, 6)
+    };
+    must_be_caught(
+        "restart_forgets_pins",
+        readers,
+        |trial| records(trial, mistakes),
+        |trial| records(trial, Mistakes::default()),
+    );
 }

@@ -75,6 +75,7 @@ impl World {
                 continue;
             }
             self.sever(connection);
+            self.counts.broken += u64::from(goes_on);
             self.connections[connection].state =
                 if goes_on { ConnectionState::Broken } else { ConnectionState::Closed };
         }
