@@ -154,6 +154,14 @@ fn clients_of_a_dead_server_cannot_touch_what_its_successor_has() {
         executor.block_on(async {
             let session = Session::open(&cluster, SessionOptions::default()).await.unwrap();
             let endpoint = session.endpoint().unwrap();
+            // Its session lives on, so it is shut out first: then it must find its gate closed, and get no other.
+            let op = endpoint.op();
+            let others =
+                session.list(&op).await.unwrap().into_iter().filter(|info| info.session != session.id());
+            let others: Vec<_> = others.collect();
+            for victim in &others {
+                session.evict(&op, victim.session, victim.term).await.unwrap();
+            }
             let bytes = usize::try_from(8 * AREA_BYTES).unwrap();
             let all = area(ServerId::COORDINATOR, 0);
             let before = endpoint.op().read(all, bytes).await.unwrap();
@@ -166,13 +174,9 @@ fn clients_of_a_dead_server_cannot_touch_what_its_successor_has() {
             }
             let after = endpoint.op().read(all, bytes).await.unwrap();
             assert!(*before == *after, "a client of the dead server wrote");
-            for victim in session.list(&endpoint.op()).await.unwrap() {
-                if victim.session != session.id() {
-                    let op = endpoint.op();
-                    session.evict(&op, victim.session, victim.term).await.unwrap();
-                    let estate = session.adopt(&op, victim.session).await.unwrap();
-                    session.finish_adoption(&op, &estate).await.unwrap();
-                }
+            for victim in others {
+                let estate = session.adopt(&op, victim.session).await.unwrap();
+                session.finish_adoption(&op, &estate).await.unwrap();
             }
             session.close(&endpoint).await.unwrap();
         });
