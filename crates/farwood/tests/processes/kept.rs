@@ -1,7 +1,8 @@
 //! Memory that is kept: a server that is started again takes it over, and clients of the dead one cannot touch it.
 
 use super::parts::{AREA_BYTES, INDEX, area, cells};
-use super::world::{Folder, address_in, client, connect, farwood, serve, serve_at, wait_for};
+use super::world::{Folder, address_in, client, connect, farwood, serve, serve_at};
+use farwood_fabric::clock::{MILLISECOND, SECOND};
 use farwood_fabric::control::SessionState;
 use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
 use farwood_fabric::{Executor, ServerId, Session, SessionOptions};
@@ -144,7 +145,7 @@ fn clients_of_a_dead_server_cannot_touch_what_its_successor_has() {
     let executor = Executor::new();
     let mut server = serve(&folder.0, &arguments);
     let (mut told, mut ended) = (0, 0);
-    for _ in 0..40 {
+    for _ in 0..20 {
         let mut zombie = client("scribbler", folder.0.to_str().unwrap());
         zombie.stop();
         server.kill();
@@ -154,30 +155,40 @@ fn clients_of_a_dead_server_cannot_touch_what_its_successor_has() {
         executor.block_on(async {
             let session = Session::open(&cluster, SessionOptions::default()).await.unwrap();
             let endpoint = session.endpoint().unwrap();
-            // Its session lives on, so it is shut out first: then it must find its gate closed, and get no other.
+            // Its session lives on, so it is shut out: it must find its gate closed, and get no other in that session.
             let op = endpoint.op();
-            let others =
-                session.list(&op).await.unwrap().into_iter().filter(|info| info.session != session.id());
-            let others: Vec<_> = others.collect();
-            for victim in &others {
-                session.evict(&op, victim.session, victim.term).await.unwrap();
-            }
-            let bytes = usize::try_from(8 * AREA_BYTES).unwrap();
-            let all = area(ServerId::COORDINATOR, 0);
-            let before = endpoint.op().read(all, bytes).await.unwrap();
+            let listed = session.list(&op).await.unwrap();
+            let victim =
+                listed.iter().find(|info| info.session != session.id()).expect("it lives on").clone();
+            session.evict(&op, victim.session, victim.term).await.unwrap();
+            // Each session scribbles in an area of its own.
+            let (its, bytes) =
+                (area(ServerId::COORDINATOR, victim.term), usize::try_from(AREA_BYTES).unwrap());
+            let before = op.read(its, bytes).await.unwrap();
             if zombie.has_ended() {
                 ended += 1;
             } else {
                 told += 1;
                 zombie.signal(Signal::CONT);
-                wait_for("the zombie to find out", || zombie.has_ended());
+                let known = [session.term(), victim.term];
+                let deadline = endpoint.now() + 20 * SECOND;
+                // When it has found out, it begins anew.
+                while session.list(&op).await.unwrap().iter().all(|info| known.contains(&info.term)) {
+                    assert!(endpoint.now() < deadline, "the zombie has not found out");
+                    endpoint.sleep(MILLISECOND).await;
+                }
             }
-            let after = endpoint.op().read(all, bytes).await.unwrap();
+            let after = op.read(its, bytes).await.unwrap();
             assert!(*before == *after, "a client of the dead server wrote");
-            for victim in others {
-                let estate = session.adopt(&op, victim.session).await.unwrap();
-                session.finish_adoption(&op, &estate).await.unwrap();
+            zombie.kill();
+            for victim in session.list(&op).await.unwrap() {
+                if victim.session != session.id() {
+                    session.evict(&op, victim.session, victim.term).await.unwrap();
+                    let estate = session.adopt(&op, victim.session).await.unwrap();
+                    session.finish_adoption(&op, &estate).await.unwrap();
+                }
             }
+            drop(op);
             session.close(&endpoint).await.unwrap();
         });
     }

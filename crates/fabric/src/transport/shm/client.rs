@@ -44,12 +44,14 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long after the end of a server's process a thread stands still for the next one, which takes over memory and answers in moments.
-/// After that, verbs fail at once until somebody has reached it.
 const REOPEN: Duration = Duration::from_millis(500);
-/// How long it is waited for the next process where that keeps nobody else.
+/// How long after that end a reconnect waits, and a call. Later, each looks once whether there is a server.
 const RECONNECT: Duration = Duration::from_secs(2);
-/// How long one attempt of a call waits for a server that is away. A call has ten of them.
+const CALLS: Duration = Duration::from_secs(5);
+/// How long one attempt of a call waits. A call has ten of them.
 const AWAY: Duration = Duration::from_millis(500);
+/// How long the first words may take at least.
+const FIRST_WORDS: Duration = Duration::from_millis(50);
 /// How long verbs go on without a server. So long its successor is looked for before anybody asks.
 const GO_ON: Duration = Duration::from_secs(3);
 /// How long it is waited between two looks: at first, and at most.
@@ -146,6 +148,11 @@ impl Connection {
         Duration::from_nanos(self.clock.now().saturating_sub(begin))
     }
 
+    /// What is left of the time that may pass after the end of a server's process.
+    fn left_of(&self, most: Duration) -> Duration {
+        most.saturating_sub(self.since(self.broken_at.load(Ordering::SeqCst)))
+    }
+
     fn line(&self) -> (Arc<Line>, u64) {
         let line = lock(&self.line);
         (Arc::clone(&line.0), line.1)
@@ -178,13 +185,13 @@ impl Connection {
                 return Ok((line, life));
             }
             let left = patience.saturating_sub(self.since(begin));
-            if left.is_zero() {
-                return Err(FabricError::Disconnected { server });
-            }
-            match shake_hands(&self.path, &self.options, left) {
+            match shake_hands(&self.path, &self.options, left.max(FIRST_WORDS)) {
                 Ok(welcomed) => self.go_on(welcomed)?,
                 Err(error) => {
                     tracing::debug!(%server, "not back yet: {error}");
+                    if left.is_zero() {
+                        return Err(FabricError::Disconnected { server });
+                    }
                     std::thread::sleep(look.min(left));
                     look = LONGEST_LOOK.min(look * 2);
                 }
@@ -243,8 +250,7 @@ impl Connection {
     pub(crate) fn reopen(&self, who: Principal, gate: &Gate) -> Result<(), FabricError> {
         let (session, server) = (who.session, self.identity.server);
         while !session.is_none() && !self.is_lost() {
-            let left = REOPEN.saturating_sub(self.since(self.broken_at.load(Ordering::SeqCst)));
-            let (line, _) = match self.restore(left) {
+            let (line, _) = match self.restore(self.left_of(REOPEN)) {
                 Ok(line) => line,
                 Err(FabricError::Disconnected { server }) => return Err(FabricError::Unknown { server }),
                 Err(error) => return Err(error),
@@ -269,9 +275,9 @@ impl Connection {
         Err(if self.is_lost() { FabricError::ServerLost { server } } else { FabricError::Fenced { session } })
     }
 
-    /// Waits for the process that serves now, or comes back within [`RECONNECT`].
+    /// Waits for the process that serves now, or comes back in time.
     pub(crate) async fn reconnect(self: &Arc<Self>) -> Result<(), FabricError> {
-        self.restored(RECONNECT).await.map(drop)
+        self.restored(self.left_of(RECONNECT)).await.map(drop)
     }
 
     fn hold(&self, gate: &Gate) {
@@ -352,9 +358,11 @@ impl Connection {
         self.line().0.status()
     }
 
-    /// Sends a call to whatever process serves now, or comes back within [`AWAY`].
+    /// Sends a call to whatever process serves now, or comes back in time.
     pub(crate) async fn call(self: &Arc<Self>, target: Target, call: Call, once: Once<'_>) -> CallOutcome {
-        let Ok((line, life)) = self.restored(AWAY).await else { return Err(CallError::Unknown) };
+        let Ok((line, life)) = self.restored(AWAY.min(self.left_of(CALLS))).await else {
+            return Err(CallError::Unknown);
+        };
         once.check(life)?;
         line.call(target, call).await
     }
@@ -383,8 +391,6 @@ fn shake_hands(path: &Path, options: &ShmOptions, patience: Duration) -> Result<
         return Err(FabricError::Unreachable { why });
     }
     let socket = socket::connect(path)?;
-    // No time at all would mean for ever.
-    let patience = patience.max(Duration::from_millis(1));
     socket.set_read_timeout(Some(patience)).map_err(failed)?;
     socket.set_write_timeout(Some(patience)).map_err(failed)?;
     let mut greeting = [0; Greeting::BYTES];

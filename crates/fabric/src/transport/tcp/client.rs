@@ -10,7 +10,6 @@ use crate::addr::{RegionId, ServerId, SessionId};
 use crate::buf::BufPool;
 use crate::call::{Call, CallError, CallId, CallOutcome, Once, Principal, Target};
 use crate::caps::Capabilities;
-use crate::clock::{MILLISECOND, Nanos};
 use crate::error::FabricError;
 use crate::exec::Executor;
 use crate::region::{Permissions, RegionTable};
@@ -24,9 +23,6 @@ use std::cell::{Cell, RefCell};
 use std::net::TcpStream;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// How long one attempt of a call waits for a server that is away. A call has ten of them.
-const AWAY_NS: Nanos = 500 * MILLISECOND;
 
 /// Servers that are reached over TCP.
 #[derive(Debug)]
@@ -316,11 +312,8 @@ impl FarLink {
             },
             None => call,
         };
-        let end = self.executor.now().saturating_add(AWAY_NS);
-        while route.station.line().is_lost() && route.station.restore_line().await.is_err() {
-            if route.station.is_lost() || self.executor.now() >= end {
-                return Err(CallError::Unknown);
-            }
+        if route.station.line().is_lost() && route.station.restore_line().await.is_err() {
+            return Err(CallError::Unknown);
         }
         let (line, life) = route.station.line_of_life();
         once.check(life)?;
