@@ -5,6 +5,7 @@ use crate::control::ControlError;
 use crate::procedure::ProcedureId;
 use crate::wire::{Malformed, Wire, wire_struct};
 use rustc_hash::FxHashMap;
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
@@ -53,6 +54,31 @@ pub struct CallId {
 }
 
 wire_struct!(CallId { session, term, endpoint, sequence });
+
+/// Whether a call may be sent to one life of a server only, and to which. What one process of a server has run, the next does not know: it
+/// would run a repeat as a new call. Requests that may be repeated find in the server's tables what came of them; procedures do not.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Once<'a>(Option<&'a Cell<Option<u64>>>);
+
+impl<'a> Once<'a> {
+    /// To any life.
+    pub(crate) const ANY: Self = Self(None);
+
+    /// To the life that it is first sent to, which the cell remembers.
+    pub(crate) fn in_life(first: &'a Cell<Option<u64>>) -> Self {
+        Self(Some(first))
+    }
+
+    /// It is about to be sent to a server in this life. If it was sent to another, what came of it stays unknown.
+    pub(crate) fn check(self, life: u64) -> Result<(), CallError> {
+        let first = self.0.map(|cell| {
+            let first = cell.get().unwrap_or(life);
+            cell.set(Some(first));
+            first
+        });
+        if first.is_none_or(|first| first == life) { Ok(()) } else { Err(CallError::Unknown) }
+    }
+}
 
 /// In whose name verbs and calls go out: a session, which holder of its number, and the proof of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

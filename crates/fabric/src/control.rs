@@ -259,6 +259,14 @@ wire_enum! {
     }
 }
 
+impl Request {
+    /// Whether it does no harm if the next process of the server carries it out again, because its answer went with the last one: all but
+    /// one find in the server's tables what came of them. What was given back may have been handed out again.
+    pub(crate) fn may_be_repeated(&self) -> bool {
+        !matches!(self, Self::FreeChunks { .. })
+    }
+}
+
 wire_enum! {
     /// What a memory server answers.
     #[derive(Clone, PartialEq, Eq, Debug)]

@@ -6,7 +6,7 @@
 
 use crate::addr::{GlobalAddr, ServerId, SessionId};
 use crate::buf::{Buf, BufPool};
-use crate::call::{Call, CallError, CallId, Principal, Seen, Target};
+use crate::call::{Call, CallError, CallId, Once, Principal, Seen, Target};
 use crate::caps::Capabilities;
 use crate::clock::{MILLISECOND, Nanos};
 use crate::company::Company;
@@ -797,7 +797,18 @@ impl Op {
         let sequence = calls.next;
         calls.next += 1;
         calls.open.entry(target).or_default().insert(sequence);
-        PendingCall { op: self, target, procedure, sequence, request, sent: Cell::new(0) }
+        // A session's own table outlives every server.
+        let is_once = procedure != ProcedureId::CONTROL && matches!(target, Target::Server(_));
+        PendingCall {
+            op: self,
+            target,
+            procedure,
+            sequence,
+            request,
+            sent: Cell::new(0),
+            life: Cell::new(None),
+            is_once,
+        }
     }
 
     /// Calls and waits; without a reply it repeats the same call, a bounded number of times.
@@ -810,7 +821,10 @@ impl Op {
         if let Target::Server(server) = target {
             self.endpoint.inner.link.check_alive(server)?;
         }
-        let call = self.prepare_call(target, procedure, request);
+        self.call_to_the_end(self.prepare_call(target, procedure, request)).await
+    }
+
+    async fn call_to_the_end(&self, call: PendingCall<'_>) -> Result<Vec<u8>, FabricError> {
         for _ in 1..CALL_ATTEMPTS {
             match call.send().await {
                 Err(CallError::Unknown) => {}
@@ -836,8 +850,10 @@ impl Op {
 
     /// The same, with the server's own words if our session has ended there.
     pub(crate) async fn ask(&self, server: ServerId, request: &Request) -> Result<Reply, FabricError> {
-        let request = wire::encode(request);
-        let reply = self.call(Target::Server(server), ProcedureId::CONTROL, request).await?;
+        self.endpoint.inner.link.check_alive(server)?;
+        let mut call = self.prepare_call(Target::Server(server), ProcedureId::CONTROL, wire::encode(request));
+        call.is_once = !request.may_be_repeated();
+        let reply = self.call_to_the_end(call).await?;
         wire::decode(&reply).map_err(|_| CallError::Malformed.into())
     }
 
@@ -934,6 +950,10 @@ pub struct PendingCall<'op> {
     sequence: u64,
     request: Vec<u8>,
     sent: Cell<u32>,
+    /// The life of the server that it was first sent to...
+    life: Cell<Option<u64>>,
+    /// ...and whether it may be sent to no other.
+    is_once: bool,
 }
 
 impl PendingCall<'_> {
@@ -960,7 +980,8 @@ impl PendingCall<'_> {
         }
         self.sent.set(self.sent.get() + 1);
         let call = Call { id, ticket, acknowledged_below, procedure, request };
-        let outcome = inner.link.call(self.target, call).await;
+        let once = if self.is_once { Once::in_life(&self.life) } else { Once::ANY };
+        let outcome = inner.link.call(self.target, call, once).await;
         if let Ok(reply) = &outcome {
             self.op.stats.borrow_mut().bytes_read += reply.len() as u64;
         }

@@ -141,12 +141,21 @@ pub struct Identity {
     pub servers: u16,
     /// Grows by one each time the server starts with empty memory.
     pub incarnation: u32,
+    /// How many server processes have started on this memory: a call that must not run twice is not repeated to another one.
+    pub life: u64,
     /// Version of the layout of its tables.
     pub format: u32,
     /// Size of a chunk.
     pub chunk_bytes: u64,
     /// Its regions.
     pub regions: Vec<RegionSpec>,
+}
+
+impl Identity {
+    /// Whether it is the same server with the memory that it had, whichever process serves it.
+    pub fn has_memory_of(&self, other: &Self) -> bool {
+        *self == Self { life: self.life, ..other.clone() }
+    }
 }
 
 /// Identity of a pool: 128 random bits.

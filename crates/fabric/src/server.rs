@@ -117,6 +117,11 @@ pub trait ServerLogic: Send + Sync + fmt::Debug {
     /// Formats zeroed memory, or takes over tables that are there; says who the server is.
     fn start(&self, memory: &dyn ServerMemory, now: Nanos) -> Result<Identity, StartError>;
 
+    /// Who is let in at once after [`ServerLogic::start`]: those who were there when an earlier process served this memory.
+    fn readmit(&self, _memory: &dyn ServerMemory) -> Vec<HostAction> {
+        Vec::new()
+    }
+
     /// A call arrived.
     fn call(&self, memory: &dyn ServerMemory, call: Call, now: Nanos) -> Vec<HostAction>;
 

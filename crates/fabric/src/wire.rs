@@ -220,7 +220,7 @@ macro_rules! wire_enum {
 pub(crate) use wire_enum;
 
 wire_struct!(RegionSpec { id, bytes, permissions });
-wire_struct!(Identity { pool, server, servers, incarnation, format, chunk_bytes, regions });
+wire_struct!(Identity { pool, server, servers, incarnation, life, format, chunk_bytes, regions });
 
 #[cfg(test)]
 mod tests {

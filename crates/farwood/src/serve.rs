@@ -20,6 +20,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+/// How many sessions there can be, unless something else is said.
+pub(crate) const SESSIONS: u16 = 256;
+
 #[derive(clap::Args, Debug)]
 pub(crate) struct Arguments {
     /// Where processes of this machine find the server: a socket, or a folder in which it makes one
@@ -41,6 +44,10 @@ pub(crate) struct Arguments {
     /// Keep the memory in this file, folder (of /dev/shm, a hugetlbfs, ...) or DAX device; a server that is started again there takes it over
     #[arg(long, value_name = "PATH")]
     path: Option<PathBuf>,
+
+    /// The memory is in the descriptor of this number, which whoever starts the server keeps
+    #[arg(long, value_name = "N", hide = true, conflicts_with = "path")]
+    memory_fd: Option<i32>,
 
     /// The server's number in its pool
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=i64::from(ServerId::MAX)))]
@@ -64,7 +71,7 @@ pub(crate) struct Arguments {
     lease_ms: u32,
 
     /// How many client sessions there can be at a time; two of them, or one of less than 16, are kept for those who clean up after the dead
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u16).range(8..=60_000))]
+    #[arg(long, default_value_t = SESSIONS, value_parser = clap::value_parser!(u16).range(8..=60_000))]
     sessions: u16,
 
     /// Stop when standard input closes, too: for those who start servers that are to end with them
@@ -121,6 +128,7 @@ impl Arguments {
             lease_ns: u64::from(self.lease_ms) * MILLISECOND,
             cores: usize::from(self.cores),
             max_sessions: self.sessions,
+            ends_sessions: self.verbs.is_some(),
             ..ServerConfig::new(pool, ServerId::new(self.server), self.servers, self.memory.0)
         })
     }
@@ -177,9 +185,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         shm: arguments.shm.as_deref().map(|place| shm::socket_in(place, number)),
         tcp: arguments.listen,
         verbs: arguments.verbs.clone(),
-        backing: match &arguments.path {
-            Some(place) => Backing::Path(shm::memory_in(place, number)),
-            None => Backing::Memfd,
+        backing: match (&arguments.path, arguments.memory_fd) {
+            (Some(place), _) => Backing::Path(shm::memory_in(place, number)),
+            (None, Some(descriptor)) => Backing::Inherited(descriptor),
+            (None, None) => Backing::Memfd,
         },
         token,
     };

@@ -1,8 +1,8 @@
 //! `farwood up`: everything on this machine, with one command: memory servers as processes of their own, an index in their memory,
-//! and a gateway that Redis clients connect to. Ctrl-C ends all of it and leaves nothing behind, except for what `--path` keeps.
+//! and a gateway that Redis clients connect to. A server that dies is started again on the memory it had. Ctrl-C ends all of it and leaves nothing behind, except for what `--path` keeps.
 
 use crate::fleet::{Neighbours, Plan, Shape};
-use crate::gateway::{Front, nap, say, stop};
+use crate::gateway::{Front, say, stop};
 use crate::units::Size;
 use farwood_fabric::control::ControlError;
 use farwood_fabric::region::PoolId;
@@ -14,11 +14,14 @@ use signal_hook::iterator::Signals;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// What the index is called.
 const INDEX: &str = "store";
 /// The file in which `--path` says what its pool is.
 const RECORD: &str = "pool";
+/// How often it is looked for signals.
+const LOOK: Duration = Duration::from_millis(20);
 /// A server's memory comes in such pieces.
 const PIECE_BYTES: u64 = 8 << 20;
 
@@ -121,6 +124,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     let plan = Plan {
         pool: record.pool,
         kept: arguments.path.clone(),
+        restarts: true,
         ..Plan::shm(Shape { servers: record.servers, bytes: record.bytes_each })
     };
     let (mut servers, cluster) = Neighbours::start_as(&plan)?;
@@ -136,13 +140,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
             drop(servers);
             return stopped.map(|()| ExitCode::SUCCESS);
         }
-        if let Some((number, how)) = servers.ended() {
-            return Err(died(number, &how, arguments.path.as_deref()));
+        match servers.tend() {
+            Ok(restarted) => restarted.iter().for_each(|one| eprintln!("{one}")),
+            Err((number, how)) => return Err(died(number, &how, arguments.path.as_deref())),
         }
         if gateway.has_ended() {
             return Err("the gateway has ended; what was wrong stands above".to_owned());
         }
-        nap();
+        servers.wait(LOOK);
     }
 }
 
@@ -192,7 +197,7 @@ fn describe(
     text + "  stop     Ctrl-C\n"
 }
 
-/// What the end of a server means.
+/// What it means that a server does not live.
 fn died(number: usize, how: &str, path: Option<&Path>) -> String {
     let meaning = match path {
         Some(folder) => {
@@ -201,7 +206,7 @@ fn died(number: usize, how: &str, path: Option<&Path>) -> String {
         None => "a part of the keys is gone with it, so everything stops; start again with an empty store"
             .to_owned(),
     };
-    format!("memory server {number} has ended ({how}); {meaning}")
+    format!("memory server {number} cannot be started again on its memory ({how}); {meaning}")
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! 1. Join the pool, keep the session alive, open the index.
 //! 2. Serve clients on all threads, until told to stop, until the index is dropped, or until the session is lost: it was fenced (the gateway stood still for longer than
-//!    a lease, and somebody needed what it held), or a memory server is gone, or came back and knows nothing of us.
+//!    a lease, and somebody needed what it held), or a memory server came back with empty memory. One that comes back with its memory knows us.
 //! 3. Told to stop, leave the pool. Otherwise hand the clients to a thread that serves them without an index (PING is answered, data
 //!    commands are told to try again), connect to the servers anew, and go on with 1 as soon as that works.
 //!
@@ -307,7 +307,7 @@ fn lost(pool: &Pool) -> Lost {
     }
     Lost::new(if session.is_fenced() {
         format!(
-            "{} was fenced: a memory server had not heard from it in time or was started again, or it was evicted",
+            "{} was fenced: a memory server had not heard from it in time, or it was evicted",
             session.id()
         )
     } else {

@@ -11,6 +11,7 @@ use crate::config::ServerConfig;
 use crate::layout::{
     self, Layout, MAX_CONFIG_BYTES, MAX_ENGINE_BYTES, MAX_NAME_BYTES, catalog_entry, superblock,
 };
+use crate::repeats::CallTag;
 use farwood_fabric::addr::RegionId;
 use farwood_fabric::control::{ANCHOR_BYTES, ControlError, IndexId, IndexInfo, IndexState};
 use farwood_fabric::server::{ServerMemory, StartError};
@@ -22,7 +23,7 @@ struct Entry {
     engine: String,
     config: Vec<u8>,
     state: IndexState,
-    /// The flush to wait for, when it is being dropped.
+    /// The flush to wait for, when it is being dropped; the tag of the call that made it, while it is being made.
     drop_generation: u64,
     /// The term of the session that makes it, while it is being made, or repairs it, while it is out of use.
     creator: u64,
@@ -65,7 +66,7 @@ impl Catalog {
         name: String,
         engine: String,
         config: Vec<u8>,
-        creator: u64,
+        (creator, tag): (u64, CallTag),
     ) -> Result<IndexInfo, ControlError> {
         check_text("the name", &name, MAX_NAME_BYTES)?;
         check_text("the engine's name", &engine, MAX_ENGINE_BYTES)?;
@@ -74,16 +75,24 @@ impl Catalog {
                 why: format!("the configuration has {} bytes, at most {MAX_CONFIG_BYTES} fit", config.len()),
             });
         }
-        if self.find(&name).is_ok() {
-            return Err(ControlError::NameExists { name });
+        if let Ok((slot, found)) = self.find(&name) {
+            // What this very call has made, if the answer went with an earlier server process.
+            let is_repeat = found.state == IndexState::Creating
+                && found.creator == creator
+                && tag.matches(found.drop_generation).is_some();
+            return if is_repeat {
+                Ok(self.info(slot, found))
+            } else {
+                Err(ControlError::NameExists { name })
+            };
         }
         let full = ControlError::CatalogFull { max: self.max };
         let slot = (0..self.max).zip(&self.slots).find(|(_, entry)| entry.is_none()).map(|(slot, _)| slot);
         let (Some(slot), Ok(id)) = (slot, IndexId::try_from(self.next_id)) else { return Err(full) };
 
         layout::clear(memory, RegionId::BOARD, self.layout.anchor(slot).offset(), ANCHOR_BYTES);
-        let entry =
-            Entry { id, name, engine, config, state: IndexState::Creating, drop_generation: 0, creator };
+        let (state, drop_generation) = (IndexState::Creating, tag.with(false));
+        let entry = Entry { id, name, engine, config, state, drop_generation, creator };
         store_parts(memory, self.layout.catalog_entry(slot), &entry);
         let info = self.commit(memory, slot, entry);
         self.next_id += 1;
@@ -267,8 +276,9 @@ impl Catalog {
         id: IndexId,
         flushed_through: u64,
     ) -> Result<(), ControlError> {
-        let (slot, _) = self.find_id(id)?;
         self.check_released(id, flushed_through)?;
+        // One that was given out and is gone was dropped before.
+        let Ok((slot, _)) = self.find_id(id) else { return Ok(()) };
         layout::store(memory, self.layout.catalog_entry(slot) + catalog_entry::COMMIT_AT, 0);
         self.slots[usize::from(slot)] = None;
         Ok(())
@@ -398,8 +408,13 @@ mod tests {
         (memory, config, catalog)
     }
 
+    fn tag(sequence: u64) -> CallTag {
+        let session = farwood_fabric::addr::SessionId::new(1);
+        CallTag::of(farwood_fabric::call::CallId { session, term: 7, endpoint: 0, sequence })
+    }
+
     fn create(catalog: &mut Catalog, memory: &VecMemory, name: &str) -> Result<IndexInfo, ControlError> {
-        catalog.create(memory, name.to_owned(), "dex".to_owned(), vec![1, 2, 3], 7)
+        catalog.create(memory, name.to_owned(), "dex".to_owned(), vec![1, 2, 3], (7, tag(7)))
     }
 
     #[test]
@@ -431,12 +446,31 @@ mod tests {
             Err(ControlError::DropPending { name: "a".to_owned() })
         );
         assert_eq!(catalog.finish_drop(&memory, 1, 5), Ok(()));
+        assert_eq!(catalog.finish_drop(&memory, 1, 5), Ok(()), "a repeat");
         assert_eq!(
-            catalog.finish_drop(&memory, 1, 5),
-            Err(ControlError::NoSuchIndex { name: "#1".to_owned() })
+            catalog.finish_drop(&memory, 2, 5),
+            Err(ControlError::NoSuchIndex { name: "#2".to_owned() })
         );
         assert_eq!(create(&mut catalog, &memory, "a").unwrap().id, 2, "an id is never used twice");
         assert_eq!(Catalog::load(&memory, &config).unwrap().slots, catalog.slots);
+    }
+
+    #[test]
+    fn the_same_call_finds_what_it_made_and_another_of_the_same_session_does_not() {
+        let (memory, config, mut catalog) = world();
+        let make = |catalog: &mut Catalog, term, sequence| {
+            catalog.create(&memory, "a".into(), "dex".into(), vec![], (term, tag(sequence)))
+        };
+        let made = make(&mut catalog, 7, 1).unwrap();
+        let mut catalog = Catalog::load(&memory, &config).unwrap();
+        assert_eq!(make(&mut catalog, 7, 1), Ok(made));
+        for (term, sequence) in [(7, 2), (8, 1)] {
+            assert_eq!(
+                make(&mut catalog, term, sequence),
+                Err(ControlError::NameExists { name: "a".to_owned() })
+            );
+        }
+        assert_eq!(catalog.next_id(), 2, "a repeat takes no number");
     }
 
     #[test]
@@ -451,14 +485,15 @@ mod tests {
         }
         let engine = "e".repeat(33);
         let refused = [
-            catalog.create(&memory, "n".into(), engine, vec![], 7),
-            catalog.create(&memory, "n".into(), String::new(), vec![], 7),
-            catalog.create(&memory, "n".into(), "e".into(), vec![0; 513], 7),
+            catalog.create(&memory, "n".into(), engine, vec![], (7, tag(7))),
+            catalog.create(&memory, "n".into(), String::new(), vec![], (7, tag(7))),
+            catalog.create(&memory, "n".into(), "e".into(), vec![0; 513], (7, tag(7))),
         ];
         assert!(refused.iter().all(|r| matches!(r, Err(ControlError::BadName { .. }))));
         let full = "ü".repeat(32);
-        catalog.create(&memory, full.clone(), "e".repeat(32), vec![9; 512], 7).unwrap();
-        assert_eq!(create(&mut catalog, &memory, &full), Err(ControlError::NameExists { name: full }));
+        catalog.create(&memory, full.clone(), "e".repeat(32), vec![9; 512], (7, tag(7))).unwrap();
+        let another = catalog.create(&memory, full.clone(), "e".into(), vec![], (7, tag(8)));
+        assert_eq!(another, Err(ControlError::NameExists { name: full }));
         create(&mut catalog, &memory, "b").unwrap();
         create(&mut catalog, &memory, "c").unwrap();
         assert_eq!(create(&mut catalog, &memory, "d"), Err(ControlError::CatalogFull { max: 3 }));

@@ -29,6 +29,7 @@ pub(crate) use drain::{Drain, Drained};
 
 use crate::config::ServerConfig;
 use crate::layout::{self, Layout, chunk_entry};
+use crate::repeats::CallTag;
 use farwood_fabric::addr::{RegionId, ServerId, SessionId};
 use farwood_fabric::control::{ChunkInfo, ControlError, IndexId, MAIN_BASE, ObjectChunk, PAGE_CLASS};
 use farwood_fabric::server::{ServerMemory, StartError};
@@ -213,14 +214,18 @@ impl ChunkTable {
         Ok(table)
     }
 
-    /// Hands out chunks.
-    pub(crate) fn allocate(
+    /// Hands out chunks to the call of this name.
+    pub(crate) fn allocate_for(
         &mut self,
         memory: &dyn ServerMemory,
         owner: SessionId,
         want: Want,
+        tag: CallTag,
     ) -> Result<Handed, ControlError> {
         let objects = self.check(want)?;
+        if let Some(given) = self.given(memory, owner, want, tag) {
+            return Ok(given);
+        }
         let choice = self.choose(memory, owner, want);
         let at = match choice {
             Choice::Full { flush_helps } => {
@@ -240,11 +245,31 @@ impl ChunkTable {
         let was_shared =
             matches!(self.extents[at as usize], Extent::Used { shared: true, .. } | Extent::Draining { .. });
         let shared = was_shared || matches!(choice, Choice::Share(_));
-        self.commit(memory, at, Extent::Used { kind: want.kind, owner, count: want.count, shared });
+        let extent = Extent::Used { kind: want.kind, owner, count: want.count, shared };
+        self.commit_for(memory, at, extent, tag.with(inherited));
         if inherited {
             self.mark_drained(memory, at, false);
         }
         Ok(Handed { offset: self.offset(at), inherited })
+    }
+
+    /// What this very call was given before, if the answer went with an earlier server process.
+    fn given(
+        &self,
+        memory: &dyn ServerMemory,
+        caller: SessionId,
+        want: Want,
+        tag: CallTag,
+    ) -> Option<Handed> {
+        self.heads().find_map(|(at, extent)| match extent {
+            Extent::Used { kind, owner, count, .. }
+                if (kind, owner, count) == (want.kind, caller, want.count) =>
+            {
+                let inherited = tag.matches(stored_tag(memory, &self.layout, at))?;
+                Some(Handed { offset: self.offset(at), inherited })
+            }
+            _ => None,
+        })
     }
 
     /// Takes chunks back, in which nothing may be left.
@@ -514,12 +539,21 @@ impl ChunkTable {
 
     /// Records an extent: what its commit word makes meaningful first, then that word.
     fn commit(&mut self, memory: &dyn ServerMemory, at: u32, extent: Extent) {
+        self.commit_for(memory, at, extent, 0);
+    }
+
+    /// The same, with the tag of the call that is given it.
+    fn commit_for(&mut self, memory: &dyn ServerMemory, at: u32, extent: Extent, tag: u64) {
         let entry = self.layout.chunk_entry(at);
         let (state, owner, count) = match extent {
             Extent::Used { kind, owner, count, shared } => {
-                let word = u64::from(kind.index) | u64::from(kind.class) << 32;
+                let word = u64::from(kind.index) | u64::from(kind.class) << 32 | tag >> 32 << 48;
                 layout::store(memory, entry + chunk_entry::KIND_AT, word);
-                layout::store(memory, entry + chunk_entry::OBJECT_AT, u64::from(kind.object_bytes));
+                layout::store(
+                    memory,
+                    entry + chunk_entry::OBJECT_AT,
+                    u64::from(kind.object_bytes) | tag << 32,
+                );
                 (if shared { STATE_SHARED } else { STATE_USED }, owner, count)
             }
             Extent::Draining { after, .. } => {
@@ -581,6 +615,14 @@ const STATE_USED: u64 = 1;
 const STATE_FREED: u64 = 2;
 const STATE_SHARED: u64 = 3;
 const STATE_DRAINING: u64 = 4;
+
+/// The tag of the call that was given an extent in use; 0: none.
+fn stored_tag(memory: &dyn ServerMemory, layout: &Layout, at: u32) -> u64 {
+    let entry = layout.chunk_entry(at);
+    let [kind, object] =
+        [chunk_entry::KIND_AT, chunk_entry::OBJECT_AT].map(|word| layout::load(memory, entry + word));
+    kind >> 48 << 32 | object >> 32
+}
 
 /// The extent whose head's entry this is; `None` if no such entry was ever written.
 fn load_extent(memory: &dyn ServerMemory, layout: &Layout, at: u32) -> Option<Extent> {

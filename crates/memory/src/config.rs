@@ -15,9 +15,13 @@ pub struct Mistakes {
     pub adopters_not_chained: bool,
     /// Flushes wait for a dead session until it is fenced, not until somebody has cleaned up after it.
     pub flush_before_adoption: bool,
+    /// A server that comes back on its memory takes the sessions that it finds for dead.
+    pub restart_ends_sessions: bool,
+    /// A server that comes back on its memory forgets what its sessions had pinned.
+    pub restart_forgets_pins: bool,
 }
 
-/// How a memory server is set up. All but `any_pool`, `lease_ns`, `cores`, `queue`, `max_long`, `secret` and `mistakes` is the *shape* of its
+/// How a memory server is set up. All but `any_pool`, `lease_ns`, `cores`, `queue`, `max_long`, `ends_sessions`, `secret` and `mistakes` is the *shape* of its
 /// memory: a restart on the same memory must say the same.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServerConfig {
@@ -50,6 +54,9 @@ pub struct ServerConfig {
     pub queue: usize,
     /// How many long procedures run at a time, beside the short ones.
     pub max_long: usize,
+    /// Whether a server that comes back on its memory ends the sessions that it finds, because verbs of theirs may still land that the earlier
+    /// process had let in: a device may be carrying them out.
+    pub ends_sessions: bool,
     /// What all servers of the pool know, and clients do not: by it they believe what clients bring from the coordinator.
     pub secret: Secret,
     /// Mistakes, for tests of the tests.
@@ -83,6 +90,7 @@ impl ServerConfig {
             queue: 64,
             max_long: 1,
             secret: Secret::from_bytes(&pool.0.to_le_bytes()),
+            ends_sessions: false,
             mistakes: Mistakes::default(),
         }
     }

@@ -1,11 +1,12 @@
 //! One request of a client: may the caller ask it of this server, and which table answers.
 //!
-//! Nothing is changed before everything is checked. Where several stores are needed, those that a crash may leave
+//! What a repeat of a request does to another server process is said in `repeats`. Nothing is changed before everything is checked. Where several stores are needed, those that a crash may leave
 //! behind unharmed come first (see the modules that do them).
 
 use crate::chunks::{ChunkType, Drain, Drained, Want};
 use crate::epochs::Progress;
 use crate::layout::{self, superblock};
+use crate::repeats::CallTag;
 use crate::seal::Opened;
 use crate::server::Server;
 use crate::sessions::{Attach, Kind, Listed, State};
@@ -157,7 +158,7 @@ impl Server {
     pub(crate) fn control(
         &mut self,
         memory: &dyn ServerMemory,
-        caller: SessionId,
+        (caller, tag): (SessionId, CallTag),
         request: Request,
         now: Nanos,
     ) -> Result<Answer, CallError> {
@@ -200,13 +201,13 @@ impl Server {
             | Request::DrainChunks { .. }
             | Request::FreeChunks { .. }
             | Request::ListChunks { .. }
-            | Request::ReleaseIndex { .. } => Ok(self.chunk_request(memory, caller, &request)?.into()),
+            | Request::ReleaseIndex { .. } => Ok(self.chunk_request(memory, (caller, tag), &request)?.into()),
             Request::CreateIndex { .. }
             | Request::IndexReady { .. }
             | Request::OpenIndex { .. }
             | Request::ListIndexes {}
             | Request::BeginDrop { .. }
-            | Request::FinishDrop { .. } => Ok(self.catalog_request(memory, caller, request)?.into()),
+            | Request::FinishDrop { .. } => Ok(self.catalog_request(memory, (caller, tag), request)?.into()),
             Request::TakeOffline { .. } | Request::BringOnline { .. } | Request::FreeExtent { .. } => {
                 Ok(self.repair_request(memory, caller, &request, now)?.into())
             }
@@ -363,6 +364,9 @@ impl Server {
             }
             Request::FinishAdopt { victim, term, seal } => {
                 self.check_adoption(memory, (victim, term), caller, seal)?;
+                if self.sessions.has_ended(victim, term) {
+                    return Ok(Answer::done());
+                }
                 self.sessions.check_adopter(victim, term, caller)?;
                 self.clean_up(memory, victim)?;
                 Ok(Answer::done())
@@ -396,7 +400,7 @@ impl Server {
     fn chunk_request(
         &mut self,
         memory: &dyn ServerMemory,
-        caller: SessionId,
+        (caller, tag): (SessionId, CallTag),
         request: &Request,
     ) -> Result<Reply, ControlError> {
         match *request {
@@ -405,7 +409,7 @@ impl Server {
                 self.check_index(index)?;
                 let flushed_through = self.flushed_through(flushed_through);
                 let want = Want { kind, count, flushed_through };
-                let handed = self.chunks.allocate(memory, caller, want)?;
+                let handed = self.chunks.allocate_for(memory, caller, want, tag)?;
                 Ok(Reply::Chunks { offset: handed.offset, inherited: handed.inherited })
             }
             Request::DrainChunks {
@@ -492,12 +496,12 @@ impl Server {
     fn catalog_request(
         &mut self,
         memory: &dyn ServerMemory,
-        caller: SessionId,
+        (caller, tag): (SessionId, CallTag),
         request: Request,
     ) -> Result<Reply, ControlError> {
         match request {
             Request::CreateIndex { name, engine, config } => {
-                let creator = self.sessions.term(caller);
+                let creator = (self.sessions.term(caller), tag);
                 Ok(Reply::Index { info: self.catalog.create(memory, name, engine, config, creator)? })
             }
             Request::IndexReady { index } => {

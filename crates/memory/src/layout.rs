@@ -26,6 +26,7 @@
 //! +88  next session     8 B   the slot where the search for a free number begins
 //! +96  next term        8 B   stored before the entry that has the term: a crash skips terms, never repeats one
 //! +104 coordinator      8 B   the incarnation of the coordinator whose sessions come here; 0: none came yet
+//! +256 life             8 B   how many server processes have started on this memory; stored before anything else
 //!
 //! session entry
 //! +0   state            1 B   | read only, lost, reaper 1 bit each | adopter 2 B | zero 4 B      <- commit word
@@ -35,15 +36,15 @@
 //!
 //! chunk entry: describes the extent that begins at this chunk
 //! +0   state            1 B   | zero 1 B | owner 2 B | count 4 B            <- commit word; used, shared, draining are states of their own
-//! +8   index            4 B   | class 2 B | zero 2 B
-//! +16  object_bytes     4 B   | zero 4 B
+//! +8   index            4 B   | class 2 B | tag, high 2 B
+//! +16  object_bytes     4 B   | tag, low 4 B        the tag names the call that was given the extent (see `repeats`); 0: none
 //! +24  after            8 B   the flush to wait for; meaningful in states freed and draining only. With the highest bit: the number by
 //!                             which whoever is going to ask for that flush knows the chunk
 //!
 //! catalog entry
 //! +0   state            1 B   | name length 1 B | engine length 1 B | zero 1 B | index id 4 B   <- commit word
 //! +8   config length    8 B
-//! +16  drop generation  8 B   meaningful in state dropping only
+//! +16  drop generation  8 B   meaningful in state dropping; in state creating, the tag of the call that made the entry
 //! +24  creator          8 B   the term of the session that makes it; meaningful in state creating only
 //! +32  name            64 B
 //! +96  engine          32 B
@@ -107,6 +108,9 @@ pub(crate) mod superblock {
     /// (Other servers) Indexes with numbers below this lost what they had here.
     pub(crate) const LOST_BELOW_AT: u64 = 112;
     const _: () = assert!(LOST_BELOW_AT + 8 <= super::SUPERBLOCK_BYTES);
+    /// How many server processes have started on this memory.
+    pub(crate) const LIFE_AT: u64 = 256;
+    const _: () = assert!(LIFE_AT + 8 <= super::SUPERBLOCK_BYTES);
 }
 
 /// Words of a session's entry.

@@ -15,6 +15,7 @@
 //! | `epochs` | when retired memory may be reused, when hints are flushed everywhere (pure) |
 //! | `catalog` | which indexes there are |
 //! | `numbers` | on servers other than the coordinator: which indexes may have chunks |
+//! | `repeats` | why every request may be repeated to the next server process |
 //! | `host` | which procedures run, wait or are refused (pure) |
 //! | [`seal`] | what only the coordinator can have said (pure) |
 //! | `control` | one request: may the caller ask it, and which table answers |
@@ -35,8 +36,9 @@
 //!   ended on a server is not admitted there again.
 //! * **COORDINATOR-ONLY**: what concerns the whole pool takes effect on another server only under the coordinator's seal, and what comes in a
 //!   session's name only with its ticket: no number that a client makes up stays.
-//! * **AT-MOST-ONCE**: a call of a session runs once per life of the server process. A restart forgets what ran, so
-//!   it ends all sessions: they are refused, and wait to be fenced and adopted.
+//! * **AT-MOST-ONCE**: a call of a session runs once per life of the server process. A restart forgets what ran, but not what came of it:
+//!   a request that comes again finds that in META (see `repeats`), and clients send no procedure call to another life. So sessions live on,
+//!   each with a new lease; those that were being fenced or adopted stay so.
 //! * **FREE-IS-CLEAN**: the journal of a free session number and the anchor of a new index are zero.
 //!
 //! Deliberately absent: the server never fences anybody by itself (a client that is in the way of nobody may live
@@ -55,6 +57,7 @@ mod labels;
 pub mod layout;
 mod numbers;
 mod repair;
+mod repeats;
 pub mod seal;
 mod server;
 mod sessions;

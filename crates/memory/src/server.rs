@@ -25,13 +25,14 @@ use crate::layout::{
     self, FORMAT_VERSION, Layout, MAGIC, MAX_CONFIG_BYTES, MAX_ENGINE_BYTES, MAX_NAME_BYTES, superblock,
 };
 use crate::numbers::IndexNumbers;
+use crate::repeats::CallTag;
 use crate::sessions::{SessionTable, State};
 use farwood_fabric::addr::{RegionId, SessionId};
 use farwood_fabric::call::{Call, CallError, CallId, CallOutcome, CallTable, Principal, Seen};
 use farwood_fabric::clock::Nanos;
 use farwood_fabric::control::{ControlError, IndexId, JOURNAL_BYTES, Request};
 use farwood_fabric::procedure::{ProcedureId, ProcedureSet};
-use farwood_fabric::region::{Identity, RegionSpec};
+use farwood_fabric::region::{Identity, Permissions, RegionSpec};
 use farwood_fabric::server::{HostAction, ServerLogic, ServerMemory, StartError};
 use farwood_fabric::status::Tables;
 use farwood_fabric::wire::{decode, encode};
@@ -74,6 +75,10 @@ impl ServerLogic for MemoryServer {
         let identity = server.identity.clone();
         *self.lock() = Some(server);
         Ok(identity)
+    }
+
+    fn readmit(&self, memory: &dyn ServerMemory) -> Vec<HostAction> {
+        self.lock().as_ref().map_or_else(Vec::new, |server| server.readmit(memory))
     }
 
     fn call(&self, memory: &dyn ServerMemory, call: Call, now: Nanos) -> Vec<HostAction> {
@@ -153,12 +158,16 @@ impl Server {
         config.secret = config.secret.of_pool(config.pool);
         let config = &config;
         let incarnation = layout::recognise(memory, config)?;
-        let (sessions, known) = SessionTable::load(memory, config)?;
+        // Whatever this process answers, it answers in a new life.
+        let life = layout::load(memory, superblock::LIFE_AT).saturating_add(1);
+        layout::store(memory, superblock::LIFE_AT, life);
+        let (sessions, known) = SessionTable::load(memory, config, now)?;
         let mut clock = EpochClock::new(
             layout::load(memory, superblock::EPOCH_AT),
             layout::load(memory, superblock::FLUSH_AT),
         );
         for (session, progress) in known {
+            let progress = if config.mistakes.restart_forgets_pins { clock.newcomer() } else { progress };
             clock.join(session, progress);
             if matches!(sessions.state(session), State::Fenced | State::Adopting { .. }) {
                 clock.fence(session);
@@ -169,6 +178,7 @@ impl Server {
             server: config.server,
             servers: config.servers,
             incarnation,
+            life,
             format: FORMAT_VERSION,
             chunk_bytes: config.chunk_bytes,
             regions: layout::regions(config),
@@ -195,6 +205,18 @@ impl Server {
         server.drop_orphans(memory);
         server.catalog.bring_back(memory, |_, term| !server.sessions.has_term(term));
         Ok(server)
+    }
+
+    /// Lets those in again who were active when an earlier server process ended.
+    fn readmit(&self, memory: &dyn ServerMemory) -> Vec<HostAction> {
+        let coordinator = self.coordinator(memory);
+        let admit = |(session, term, read_only): (SessionId, u64, bool)| HostAction::Admit {
+            session,
+            term,
+            ticket: self.config.secret.ticket(coordinator, session, term),
+            permissions: if read_only { Permissions::READ } else { Permissions::ALL },
+        };
+        self.sessions.active().map(admit).collect()
     }
 
     /// Chunks of sessions that do not exist become nobody's. Numbers are freed after their chunks, so none should
@@ -241,7 +263,7 @@ impl Server {
         if let Some(known) = known {
             return known;
         }
-        let answer = self.control(memory, id.session, request, now);
+        let answer = self.control(memory, (id.session, CallTag::of(id)), request, now);
         let fenced = answer.as_ref().ok().and_then(|answer| answer.fence);
         if let Some(victim) = fenced {
             self.forget(victim);

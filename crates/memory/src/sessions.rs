@@ -25,8 +25,8 @@
 //! attaches is told that it was fenced).
 //!
 //! Leases exist on the coordinator only, and only decide who may be fenced: a late heartbeat renews one that ran out.
-//! After a restart all sessions found have *lost* their lease: the replies that made their calls run at most once are
-//! gone, so none of their calls is taken any more. So has a session whose process is known to be gone: it can be fenced
+//! After a restart each active session's lease begins anew, in full: nobody could renew it while the server was away. One whose lease had
+//! been lost before has [`SILENCE_NS`] to be heard of. A session whose process is known to be gone has *lost* its lease: it can be fenced
 //! at once. One whose last connection closed has [`SILENCE_NS`] left.
 //!
 //! **Who recovers the dead.** Servers know no engines, so sessions do it; the coordinator notices and offers
@@ -81,7 +81,7 @@ pub(crate) enum State {
 enum Lease {
     Forever,
     Until(Nanos),
-    /// The server restarted, or the session's process is gone.
+    /// The session's process is gone.
     Lost,
 }
 
@@ -147,6 +147,7 @@ pub(crate) struct SessionTable {
     layout: Layout,
     coordinator: bool,
     mistakes: Mistakes,
+    ends_sessions: bool,
     lease_ns: Nanos,
     slots: Vec<Slot>,
     next_slot: u16,
@@ -159,6 +160,7 @@ impl SessionTable {
     pub(crate) fn load(
         memory: &dyn ServerMemory,
         config: &ServerConfig,
+        now: Nanos,
     ) -> Result<(Self, Vec<(SessionId, Progress)>), StartError> {
         let layout = Layout::new(config);
         let next_slot = layout::load(memory, superblock::NEXT_SLOT_AT);
@@ -166,6 +168,7 @@ impl SessionTable {
             layout,
             coordinator: config.is_coordinator(),
             mistakes: config.mistakes,
+            ends_sessions: config.ends_sessions || config.mistakes.restart_ends_sessions,
             lease_ns: config.lease_ns,
             slots: Vec::with_capacity(usize::from(config.max_sessions)),
             next_slot: u16::try_from(next_slot).unwrap_or(0) % config.max_sessions,
@@ -179,6 +182,7 @@ impl SessionTable {
             let slot = decode(word, term)
                 .filter(|slot| !table.coordinator || slot.term < table.next_term)
                 .ok_or_else(|| layout::damaged("session", u64::from(number) + 1))?;
+            let slot = Slot { lease: table.lease_after_restart(slot, now), ..slot };
             if slot.state != State::Free {
                 let progress = Progress {
                     oldest_pin: layout::load(memory, entry + session_entry::PIN_AT),
@@ -189,6 +193,31 @@ impl SessionTable {
             table.slots.push(slot);
         }
         Ok((table, living))
+    }
+
+    /// The lease of a session that an earlier server process left.
+    fn lease_after_restart(&self, slot: Slot, now: Nanos) -> Lease {
+        if slot.state != State::Active || self.ends_sessions {
+            return Lease::Lost;
+        }
+        match (self.coordinator, slot.is_lost) {
+            (true, false) => self.fresh_lease(now),
+            // It was late or its process is gone: which of the two is seen soon.
+            (true, true) if self.lease_ns == 0 => Lease::Until(now.saturating_add(SILENCE_NS)),
+            (true, true) => Lease::Until(now.saturating_add(SILENCE_NS.min(self.lease_ns))),
+            (false, false) => Lease::Forever,
+            // There, only those whose process is gone are lost.
+            (false, true) => Lease::Lost,
+        }
+    }
+
+    /// Sessions that may use the server: number, term, and whether they only read.
+    pub(crate) fn active(&self) -> impl Iterator<Item = (SessionId, u64, bool)> {
+        let is_active = |slot: &&Slot| slot.state == State::Active && slot.lease != Lease::Lost;
+        (1..)
+            .zip(&self.slots)
+            .filter(move |(_, slot)| is_active(slot))
+            .map(|(number, slot)| (SessionId::new(number), slot.term, slot.read_only))
     }
 
     /// (Coordinator) A new session.
@@ -547,6 +576,12 @@ impl SessionTable {
     /// State of a session; `Free` for a number that no session can have.
     pub(crate) fn state(&self, session: SessionId) -> State {
         self.slot(session).map_or(State::Free, |slot| self.slots[usize::from(slot)].state)
+    }
+
+    /// Whether the session of this term is gone, and nobody has had its number since.
+    pub(crate) fn has_ended(&self, session: SessionId, term: u64) -> bool {
+        let slot = self.current(session, term).map(|slot| self.slots[usize::from(slot)].state);
+        slot.is_ok_and(|state| state == State::Free)
     }
 
     /// Whether there is a session of this term, dead or alive.

@@ -183,6 +183,11 @@ pub enum Failure {
     },
     /// Somebody left something behind that nobody cleaned up.
     Unsettled(String),
+    /// A server came back, and a session that was alive did not go on.
+    Fenced {
+        /// What ran instead.
+        mark: &'static str,
+    },
 }
 
 impl Failure {
@@ -197,6 +202,7 @@ impl Failure {
             Self::Structure(_) => "structure",
             Self::Memory { .. } => "memory",
             Self::Unsettled(_) => "unsettled",
+            Self::Fenced { .. } => "fenced",
         }
     }
 }
@@ -213,6 +219,9 @@ impl fmt::Display for Failure {
                 write!(f, "memory is wrong: {usage}; {may_leak} may be leaked")
             }
             Self::Unsettled(what) => write!(f, "something is left behind: {what}"),
+            Self::Fenced { mark } => {
+                write!(f, "a server came back, and a session that was alive did not go on ('{mark}' ran)")
+            }
         }
     }
 }
@@ -259,6 +268,9 @@ pub fn run<E: Engine>(engine: &E, trial: &Trial, settings: Settings) -> Result<R
     if let Some(what) = left_over {
         return Err(Failure::Unsettled(what));
     }
+    if let Some(mark) = lost_by_restart(trial) {
+        return Err(Failure::Fenced { mark });
+    }
     let operations = log.history.operations();
     let unknown = operations.iter().filter(|op| op.responded.is_none()).count() as u64;
     Ok(Report {
@@ -270,6 +282,17 @@ pub fn run<E: Engine>(engine: &E, trial: &Trial, settings: Settings) -> Result<R
         struck,
         marks: marks::snapshot(),
     })
+}
+
+/// What ran that does not where servers come back and nothing else happens: whoever was alive goes on in the session that it had.
+fn lost_by_restart(trial: &Trial) -> Option<&'static str> {
+    let is_restart = |fault: &Fault| matches!(fault, Fault::RestartServer { .. });
+    if trial.faults.faults.is_empty() || !trial.faults.faults.iter().all(is_restart) {
+        return None;
+    }
+    ["session_condemned", "new_life", "driver_fenced", "index_made_anew"]
+        .into_iter()
+        .find(|mark| marks::count(mark) > 0)
 }
 
 /// How many objects may be lost: what each session that died had in its hands, as its heap counts it, with what its tasks were just

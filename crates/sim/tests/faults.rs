@@ -11,7 +11,7 @@ use farwood_fabric::{
     Cluster, Endpoint, FabricError, GlobalAddr, RegionId, ServerId, Session, SessionOptions, marks,
 };
 use farwood_memory::{MemoryServer, ServerConfig};
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -256,42 +256,39 @@ fn completions_and_replies_do_not_pass_a_cut_that_comes_later() {
 }
 
 #[test]
-fn a_restarted_server_has_its_memory_and_ends_the_sessions_it_finds() {
+fn a_restarted_server_has_its_memory_and_its_sessions_go_on_when_they_have_reconnected() {
     for seed in 0..40 {
         let sim = world(seed, "restart:m1@500000");
         run(&sim, |sim, session, driver| async move {
+            let server = ServerId::new(1);
             driver.op().write_word(word(1), 5).await.unwrap();
-            let fenced = Rc::new(RefCell::new(None));
             sim.sleep(MILLISECOND - sim.now()).await;
             let error = driver.op().write_word(word(1), 6).await.unwrap_err();
-            assert_eq!(error, FabricError::Fenced { session: session.id() });
-            *fenced.borrow_mut() = Some(driver.reconnect(ServerId::new(1)).await);
-            assert!(fenced.borrow().as_ref().is_some_and(Result::is_err), "{fenced:?}");
-            // The coordinator was not restarted, so the session lives there.
+            assert_eq!(error, FabricError::Disconnected { server });
+            driver.reconnect(server).await.unwrap();
+            assert_eq!(driver.op().read_word(word(1)).await.unwrap(), 5);
+            driver.op().write_word(word(1), 6).await.unwrap();
+            driver.op().control(server, &Request::ListChunks { owner: None }).await.unwrap();
             let listed = session.list(&driver.op()).await.unwrap();
             assert!(
                 listed.iter().any(|info| info.session == session.id() && info.state == SessionState::Active)
             );
-            let (_next, endpoint) = join(&sim.cluster()).await;
-            assert_eq!(endpoint.op().read_word(word(1)).await.unwrap(), 5);
-            endpoint.op().write_word(word(1), 6).await.unwrap();
         });
         assert_eq!(sim.report().counts.restarts, 1);
     }
 }
 
 #[test]
-fn a_restarted_coordinator_knows_who_was_there() {
+fn a_restarted_coordinator_goes_on_with_the_sessions_that_it_finds() {
     for seed in 0..40 {
         let sim = world(seed, "restart:m0@500000");
         run(&sim, |sim, session, driver| async move {
             sim.sleep(MILLISECOND - sim.now()).await;
-            let error = session.heartbeat(&driver).await.unwrap_err();
-            assert_eq!(error, FabricError::Fenced { session: session.id() });
             let (next, endpoint) = join(&sim.cluster()).await;
             let listed = next.list(&endpoint.op()).await.unwrap();
             let old = listed.iter().find(|info| info.session == session.id()).expect("it is still listed");
-            assert_eq!((old.term, old.lease_left_ns), (session.term(), 0), "and may be fenced at once");
+            assert_eq!((old.term, old.state), (session.term(), SessionState::Active));
+            session.heartbeat(&driver).await.unwrap();
         });
     }
 }

@@ -3,7 +3,8 @@
 //! Verbs run inline on the caller's thread; there is no server CPU in their path and nothing is ever in flight. Where the
 //! server's logic runs, in this process or in another one, matters to calls only ([`Station`]).
 //!
-//! **Fencing** goes through a gate per connection ([`super::host::gates`]).
+//! **Fencing** goes through a gate per connection ([`super::host::gates`]). A server in another process may end and another one take over the
+//! memory, which closes all gates; a verb that finds its gate closed goes on through a new one ([`super::shm::client`]).
 //!
 //! **Completed means visible** (rule 5): a batch that wrote ends with a full fence, so that neither a later verb nor a
 //! plain load of the caller can overtake its stores.
@@ -14,9 +15,9 @@ use super::host::{HERE, Host};
 use super::shm::client::Connection;
 use super::verbs::loopback::Loopback;
 use super::{Inbox, ReplySlot, View};
-use crate::addr::{GlobalAddr, RegionId, ServerId, SessionId};
+use crate::addr::{GlobalAddr, RegionId, ServerId};
 use crate::buf::{Buf, BufPool};
-use crate::call::{Call, CallError, CallId, CallOutcome, Principal, Target};
+use crate::call::{Call, CallError, CallId, CallOutcome, Once, Principal, Target};
 use crate::caps::Capabilities;
 use crate::error::FabricError;
 use crate::mem::{Side, Words};
@@ -28,6 +29,9 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// The most verbs in one batch; memory has no limit of its own, so this is what an RDMA send queue takes.
 const MAX_BATCH: usize = 128;
+
+/// How many processes of a server one verb may meet that close its gate again.
+const MAX_REOPENED: u32 = 8;
 
 /// Servers whose memory this process has mapped.
 #[derive(Debug)]
@@ -69,16 +73,6 @@ impl Station {
         };
         let table = self.table().restricted_to(opened.permissions);
         Ok(Route { memory: Arc::clone(memory), gate: opened.gate, table, station: self.clone() })
-    }
-
-    /// Why a gate is closed.
-    fn why_closed(&self, session: SessionId) -> FabricError {
-        match self {
-            Self::Process(connection) if connection.is_lost() => {
-                FabricError::ServerLost { server: self.id() }
-            }
-            _ => FabricError::Fenced { session },
-        }
     }
 }
 
@@ -182,23 +176,48 @@ impl DirectLink {
         }
     }
 
+    /// Goes on through another gate, if the one that is closed was closed because another process serves the memory now.
     #[cold]
-    fn why_closed(&self, route: &Route) -> FabricError {
-        route.station.why_closed(self.who.session)
+    fn reopen(&self, route: &Route) -> Result<(), FabricError> {
+        match &route.station {
+            Station::Host(_) => Err(FabricError::Fenced { session: self.who.session }),
+            Station::Process(connection) => connection.reopen(self.who, &route.gate),
+        }
     }
 
+    /// After a READ: what it brought counts if this succeeds.
     #[inline]
     fn check_open(&self, route: &Route) -> Result<(), FabricError> {
-        if route.gate.is_open() { Ok(()) } else { Err(self.why_closed(route)) }
+        if route.gate.is_open() { Ok(()) } else { self.reopen(route) }
+    }
+
+    /// Enters the gate, to change memory.
+    #[inline]
+    fn enter(&self, route: &Route) -> Result<(), FabricError> {
+        if route.gate.enter() { Ok(()) } else { self.enter_another(route) }
+    }
+
+    #[cold]
+    fn enter_another(&self, route: &Route) -> Result<(), FabricError> {
+        for _ in 0..MAX_REOPENED {
+            match self.reopen(route) {
+                Ok(()) if route.gate.enter() => return Ok(()),
+                // Nothing was done.
+                Ok(()) => {}
+                Err(FabricError::Unknown { server }) => return Err(FabricError::Disconnected { server }),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(FabricError::Disconnected { server: route.station.id() })
     }
 
     /// Runs a checked batch, verb by verb.
     pub(crate) fn execute(&self, batch: Batch, pool: &BufPool) -> BatchResult {
         let verbs = batch.len();
         let route = self.route(batch.server()).map_err(|e| BatchFailure::refused(e, 0, verbs))?;
-        if !route.gate.enter() {
+        if let Err(error) = self.enter(route) {
             let outcomes = (0..verbs).map(|_| VerbOutcome::NotExecuted).collect();
-            return Err(Box::new(BatchFailure { error: self.why_closed(route), at: 0, outcomes }));
+            return Err(Box::new(BatchFailure { error, at: 0, outcomes }));
         }
         let mut outputs = SmallVec::new();
         let mut wrote = false;
@@ -302,9 +321,7 @@ impl DirectLink {
     pub(crate) fn write(&self, addr: GlobalAddr, data: &[u8]) -> Result<(), FabricError> {
         let route = self.route(addr.server())?;
         route.table.check(addr, data.len() as u64, Permissions::WRITE)?;
-        if !route.gate.enter() {
-            return Err(self.why_closed(route));
-        }
+        self.enter(route)?;
         let written = if let Some(device) = self.device_for(addr) {
             device.write(addr, data)
         } else {
@@ -327,9 +344,7 @@ impl DirectLink {
         for (addr, data) in writes.clone() {
             route.table.check(addr, data.len() as u64, Permissions::WRITE)?;
         }
-        if !route.gate.enter() {
-            return Err(self.why_closed(route));
-        }
+        self.enter(route)?;
         let mut written = Ok(());
         for (addr, data) in writes {
             if let Some(device) = self.device_for(addr) {
@@ -404,15 +419,13 @@ impl DirectLink {
             return Err(FabricError::Misaligned { addr });
         }
         route.table.check(addr, 8, needed)?;
-        if !route.gate.enter() {
-            return Err(self.why_closed(route));
-        }
+        self.enter(route)?;
         let result = access(route.memory.region(addr.region()).word(at(addr.offset())));
         route.gate.leave();
         Ok(result)
     }
 
-    pub(crate) async fn call(&self, target: Target, call: Call) -> CallOutcome {
+    pub(crate) async fn call(&self, target: Target, call: Call, once: Once<'_>) -> CallOutcome {
         // Sessions are reached through the coordinator.
         let through = match target {
             Target::Server(server) => server,
@@ -426,13 +439,23 @@ impl DirectLink {
                 host.call(target, call, HERE, Arc::clone(&slot) as _);
                 slot.wait().await
             }
-            Station::Process(connection) => connection.call(target, call).await,
+            Station::Process(connection) => connection.call(target, call, once).await,
         }
     }
 
-    /// Nothing is ever in flight, so there is nothing to fence: a connection that is closed stays so.
-    pub(crate) fn reconnect(&self, server: ServerId) -> Result<(), FabricError> {
-        self.check_open(self.route(server)?)
+    /// Nothing is ever in flight, so there is nothing to fence. A connection that was fenced stays closed; one to a server whose process
+    /// has ended goes on with the next process.
+    pub(crate) async fn reconnect(&self, server: ServerId) -> Result<(), FabricError> {
+        let route = self.route(server)?;
+        if let Station::Process(connection) = &route.station {
+            if !route.gate.is_open() {
+                connection.reconnect().await?;
+            }
+        }
+        self.check_open(route).map_err(|error| match error {
+            FabricError::Unknown { server } => FabricError::Disconnected { server },
+            error => error,
+        })
     }
 
     pub(crate) fn serve(&self) -> Arc<Inbox> {

@@ -53,7 +53,7 @@ pub mod verbs;
 
 use crate::addr::ServerId;
 use crate::buf::BufPool;
-use crate::call::{Call, CallId, CallOutcome, CallTable, Principal, Seen, Target};
+use crate::call::{Call, CallId, CallOutcome, CallTable, Once, Principal, Seen, Target};
 use crate::caps::Capabilities;
 use crate::error::FabricError;
 use crate::region::{Identity, RegionTable};
@@ -266,12 +266,12 @@ impl Link {
         }
     }
 
-    /// Sends a call and waits for its reply.
-    pub(crate) async fn call(&self, target: Target, call: Call) -> CallOutcome {
+    /// Sends a call and waits for its reply. One that must run only `once` is sent to no other life of the server than before.
+    pub(crate) async fn call(&self, target: Target, call: Call, once: Once<'_>) -> CallOutcome {
         match self {
-            Self::Direct(link) => link.call(target, call).await,
-            Self::Far(link) => link.call(target, call).await,
-            Self::Sim(link) => link.call(target, call).await,
+            Self::Direct(link) => link.call(target, call, once).await,
+            Self::Far(link) => link.call(target, call, once).await,
+            Self::Sim(link) => link.call(target, call, once).await,
         }
     }
 
@@ -283,7 +283,7 @@ impl Link {
         settled: impl FnOnce() + 'static,
     ) -> Result<(), FabricError> {
         let reconnected = match self {
-            Self::Direct(link) => link.reconnect(server),
+            Self::Direct(link) => link.reconnect(server).await,
             Self::Far(link) => return link.reconnect(server, settled).await,
             Self::Sim(link) => link.reconnect(server).await,
         };
@@ -451,7 +451,16 @@ mod tests {
 
     fn identity(pool: u128, server: u16, servers: u16) -> Identity {
         let (pool, server) = (PoolId(pool), ServerId::new(server));
-        Identity { pool, server, servers, incarnation: 1, format: 1, chunk_bytes: 4096, regions: vec![] }
+        Identity {
+            pool,
+            server,
+            servers,
+            incarnation: 1,
+            life: 1,
+            format: 1,
+            chunk_bytes: 4096,
+            regions: vec![],
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! world, and time is virtual. The body of a client is the same code in both.
 
 mod neighbours;
+mod restarts;
 mod transport;
 
 pub(crate) use neighbours::{Neighbours, Plan};

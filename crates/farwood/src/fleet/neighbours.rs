@@ -1,10 +1,13 @@
 //! Memory servers started for the occasion: processes of this binary that end with this one.
 
+use super::restarts::{Life, OwnMemory};
 use super::transport::Shape;
-use farwood_fabric::Cluster;
+use crate::serve::SESSIONS;
 use farwood_fabric::region::PoolId;
-use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
+use farwood_fabric::transport::shm::{self, ShmCluster, ShmOptions};
 use farwood_fabric::transport::tcp::{TcpCluster, TcpOptions};
+use farwood_fabric::{Cluster, ServerId};
+use farwood_memory::ServerConfig;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
@@ -35,19 +38,25 @@ pub(crate) struct Plan {
     pub(crate) pool: PoolId,
     /// The folder that keeps their memory.
     pub(crate) kept: Option<PathBuf>,
+    /// Whether a server that ends is to be started again on its memory.
+    pub(crate) restarts: bool,
 }
 
 impl Plan {
     /// Servers of a new pool that share their memory with this process.
     pub(crate) fn shm(shape: Shape) -> Self {
-        Self { over: Over::Shm, shape, pool: PoolId(fastrand::u128(..)), kept: None }
+        Self { over: Over::Shm, shape, pool: PoolId(fastrand::u128(..)), kept: None, restarts: false }
     }
 }
 
 /// Server processes and the folder with their sockets; both go with this.
 #[derive(Debug)]
 pub(crate) struct Neighbours {
-    servers: Vec<Child>,
+    pub(super) servers: Vec<Child>,
+    pub(super) lives: Vec<Life>,
+    plan: Plan,
+    /// Memory that no folder keeps, by server, if it has to outlive their processes.
+    memory: Vec<OwnMemory>,
     folder: Folder,
 }
 
@@ -120,10 +129,16 @@ impl Neighbours {
 
     /// The same, with everything said.
     pub(crate) fn start_as(plan: &Plan) -> Result<(Self, Cluster), String> {
-        let mut neighbours = Self { servers: Vec::new(), folder: Folder::make()? };
+        let (servers, lives, memory) = (Vec::new(), Vec::new(), Vec::new());
+        let mut neighbours = Self { servers, lives, plan: plan.clone(), memory, folder: Folder::make()? };
         let mut addresses = Vec::new();
         for server in 0..plan.shape.servers {
-            let said = neighbours.start_one(plan, server)?;
+            if plan.restarts && plan.kept.is_none() {
+                neighbours.memory.push(OwnMemory::make(&config(plan, server))?);
+            }
+            let (child, said) = neighbours.start_one(server)?;
+            neighbours.lives.push(Life::of(&child));
+            neighbours.servers.push(child);
             addresses.extend(said.trim_end().rsplit_once("tcp://").map(|(_, address)| address.to_owned()));
         }
         let cluster = match plan.over {
@@ -133,15 +148,26 @@ impl Neighbours {
         Ok((neighbours, cluster.map_err(|error| error.to_string())?))
     }
 
+    /// Starts a server again on the memory that it had.
+    pub(super) fn start_again(&self, server: usize) -> Result<Child, String> {
+        let number = u16::try_from(server).map_err(|_| "there is no such server".to_owned())?;
+        // It has left its socket, of which the next one would have to find out that nobody is behind it.
+        let socket = shm::socket_in(&self.folder.path, ServerId::new(number));
+        let _ = std::fs::remove_file(socket);
+        self.start_one(number).map(|(child, _)| child)
+    }
+
     /// Starts one server; what it says.
-    fn start_one(&mut self, plan: &Plan, server: u16) -> Result<String, String> {
+    fn start_one(&self, server: u16) -> Result<(Child, String), String> {
+        let plan = &self.plan;
         let Shape { servers, bytes } = plan.shape;
         let place = match plan.over {
             Over::Shm => ["--shm".as_ref(), self.folder.path.as_os_str()],
             Over::Tcp => ["--listen".as_ref(), "127.0.0.1:0".as_ref()],
         };
         let failed = |error: std::io::Error| format!("cannot start a memory server: {error}");
-        let mut child = Command::new(std::env::current_exe().map_err(failed)?)
+        let mut command = Command::new(std::env::current_exe().map_err(failed)?);
+        command
             .args(["serve", "--stop-with-stdin"])
             .args(place)
             .args(["--memory", &bytes.to_string(), "--pool", &plan.pool.to_string()])
@@ -151,9 +177,12 @@ impl Neighbours {
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(failed)?;
+            .stderr(Stdio::piped());
+        let mut child = match self.memory.get(usize::from(server)) {
+            None => command.spawn(),
+            Some(memory) => memory.lend(|number| command.args(["--memory-fd", &number.to_string()]).spawn()),
+        }
+        .map_err(failed)?;
         let mut ready = String::new();
         if let Some(said) = child.stdout.take() {
             BufReader::new(said).read_line(&mut ready).map_err(failed)?;
@@ -169,8 +198,16 @@ impl Neighbours {
         if let Some(said) = child.stderr.take() {
             pass_on(said);
         }
-        self.servers.push(child);
-        Ok(ready)
+        Ok((child, ready))
+    }
+}
+
+/// How the process of a server will set itself up, as far as the shape of its memory depends on it.
+fn config(plan: &Plan, server: u16) -> ServerConfig {
+    let Shape { servers, bytes } = plan.shape;
+    ServerConfig {
+        max_sessions: SESSIONS,
+        ..ServerConfig::new(plan.pool, ServerId::new(server), servers, bytes)
     }
 }
 

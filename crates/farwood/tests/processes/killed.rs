@@ -165,27 +165,30 @@ fn a_killed_server_is_an_error_within_a_bounded_time() {
             endpoint.op().faa(word(server), 1).await.expect("both servers are there");
         }
         servers.processes[1].kill();
-        let lost = FabricError::ServerLost { server: gone };
-        let deadline = endpoint.now() + 5 * SECOND;
+        // For a while verbs go on: another process may take over the memory.
+        let deadline = endpoint.now() + 10 * SECOND;
         while endpoint.op().faa(word(gone), 1).await.is_ok() {
             assert!(endpoint.now() < deadline, "verbs on a dead server's memory go on");
         }
         let op = endpoint.op();
-        assert_eq!(op.read_word(word(gone)).await, Err(lost.clone()));
-        assert_eq!(op.read(word(gone), 64).await.map(drop), Err(lost.clone()));
-        assert_eq!(op.cas(word(gone), 0, 1).await, Err(lost.clone()));
-        assert_eq!(op.write_word(word(gone), 1).await, Err(lost.clone()));
+        let (down, open) =
+            (FabricError::Disconnected { server: gone }, FabricError::Unknown { server: gone });
+        assert_eq!(op.read_word(word(gone)).await, Err(open.clone()));
+        assert_eq!(op.read(word(gone), 64).await.map(drop), Err(open));
+        assert_eq!(op.cas(word(gone), 0, 1).await, Err(down.clone()));
+        assert_eq!(op.write_word(word(gone), 1).await, Err(down.clone()));
         let mut batch = Batch::new(gone);
         batch.write_word(word(gone), 1);
         let failure = op.submit(batch).await.expect_err("nobody is there");
-        assert!(failure.error == lost && !failure.may_have_happened(0));
-        assert_eq!(endpoint.reconnect(gone).await, Err(lost.clone()));
+        assert!(failure.error == down && !failure.may_have_happened(0));
+        assert_eq!(endpoint.reconnect(gone).await, Err(down));
         let hello = farwood_fabric::control::Request::Hello {};
-        assert_eq!(op.control(gone, &hello).await.map(drop), Err(lost.clone()));
-        // The other server goes on, and whoever comes now is told at once.
+        assert!(op.control(gone, &hello).await.expect_err("nobody answers").is_unknown());
+        // The other server goes on, and whoever comes now is told.
         assert!(op.faa(word(ServerId::COORDINATOR), 1).await.is_ok());
         assert!(session.heartbeat(&endpoint).await.is_ok());
-        assert_eq!(Session::open(&cluster, SessionOptions::default()).await.err(), Some(lost));
+        let session = Session::open(&cluster, SessionOptions::default()).await;
+        assert!(session.expect_err("the pool is not whole").is_unknown());
     });
     executor.clear();
     let again = servers.connect().expect_err("the pool is not whole");

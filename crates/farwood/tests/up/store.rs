@@ -2,6 +2,7 @@
 
 use super::world::{Folder, Running, is_alive, kill, wait_for};
 use rustix::process::Signal;
+use std::os::unix::fs::FileExt;
 
 /// The processes that `up` names as its memory servers.
 fn servers(up: &Running) -> Vec<u32> {
@@ -113,17 +114,73 @@ fn what_a_path_keeps_is_there_again() {
     assert!(output.status.code() == Some(2) && said.contains("cannot be changed"), "{said}");
 }
 
+/// The process that serves a memory server's socket now: a child of `up`.
+fn server_now(up: &Running, number: usize) -> Option<u32> {
+    let is_it = |process: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse().ok());
+        let line = std::fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        parent == Some(up.id()) && line.contains(&format!("--server\0{number}\0"))
+    };
+    let names = std::fs::read_dir("/proc").expect("it is there").flatten();
+    let mut numbers = names.filter_map(|name| name.file_name().to_str()?.parse().ok());
+    numbers.find(is_it)
+}
+
+/// A memory server that is killed is started again on the memory it had, with and without a folder: clients go on.
 #[test]
-fn a_part_that_dies_is_named() {
-    let temporary = Folder::new();
-    let mut up = Running::up(&[], &temporary);
+fn a_server_that_dies_is_started_again_and_nobody_loses_anything() {
+    let (temporary, kept) = (Folder::new(), Folder::new());
+    for arguments in [&[][..], &["--path", kept.text()]] {
+        let mut up = Running::up(arguments, &temporary);
+        let mut client = up.client();
+        for n in 0..200 {
+            assert_eq!(client.say(&format!("set key:{n:03} {n}")), "OK");
+        }
+        for (kill_nr, number) in [1, 0, 1].into_iter().enumerate() {
+            let mut process = None;
+            wait_for("the server", || {
+                process = server_now(&up, number);
+                process.is_some()
+            });
+            let process = process.expect("it is there");
+            kill(process, Signal::KILL);
+            wait_for("its end", || !is_alive(process));
+            for n in 0..200 {
+                assert_eq!(client.say(&format!("GET key:{n:03}")), n.to_string(), "after {kill_nr} kills");
+                assert_eq!(client.say(&format!("SET new:{kill_nr}:{n} {n}")), "OK");
+            }
+            wait_for("its successor", || server_now(&up, number).is_some_and(|now| now != process));
+        }
+        assert_eq!(client.say("DBSIZE"), "800");
+        up.signal(Signal::INT);
+        assert!(up.wait().success());
+        let said = up.complaints();
+        let told: Vec<_> = said.lines().filter(|line| line.contains("was started again")).collect();
+        assert!(told.len() == 3 && told[0].contains("memory server 1 has ended (signal: 9"), "{said}");
+        assert!(told[0].ends_with("once so far") && told[2].ends_with("2 times so far"), "{said}");
+        assert!(!said.contains("fenced") && !said.contains("joined the pool again"), "{said}");
+        assert_eq!(temporary.names(), [] as [&str; 0]);
+    }
+}
+
+/// One whose memory is of no use any more is not started for ever.
+#[test]
+fn a_server_that_cannot_live_on_its_memory_is_named_and_everything_ends() {
+    let (temporary, kept) = (Folder::new(), Folder::new());
+    let mut up = Running::up(&["--path", kept.text()], &temporary);
     let processes = servers(&up);
-    let mut client = up.client();
-    assert_eq!(client.say("set a 1"), "OK");
+    // Where its tables begin.
+    let memory =
+        std::fs::File::options().write(true).open(kept.0.join("m1.memory")).expect("it is kept there");
+    memory.write_all_at(b"nonsense", 2 << 20).expect("it is written");
     kill(processes[1], Signal::KILL);
     assert_eq!(up.wait().code(), Some(2));
     let said = up.complaints();
-    assert!(said.contains("memory server 1 has ended (signal: 9") && said.contains("start again"), "{said}");
+    assert!(
+        said.contains("memory server 1 cannot be started again") && said.contains("not Farwood's"),
+        "{said}"
+    );
     wait_for("the other server to end", || !is_alive(processes[0]));
     assert_eq!(temporary.names(), [] as [&str; 0]);
 }

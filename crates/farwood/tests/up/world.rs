@@ -114,6 +114,10 @@ impl Running {
         kill_process(Pid::from_child(&self.process), signal).expect("it is there");
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     pub(crate) fn wait(&mut self) -> ExitStatus {
         let mut status = None;
         wait_for("the end", || {

@@ -2,9 +2,49 @@
 
 use super::*;
 use crate::testing::VecMemory;
+use farwood_fabric::call::CallId;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const A: SessionId = SessionId::new(1);
 const B: SessionId = SessionId::new(2);
+
+impl ChunkTable {
+    /// Hands out chunks to a call that is no repeat.
+    fn allocate(&mut self, memory: &VecMemory, owner: SessionId, want: Want) -> Result<Handed, ControlError> {
+        static NEXT: AtomicU64 = AtomicU64::new(1000);
+        self.allocate_for(memory, owner, want, tag(owner, NEXT.fetch_add(1, Ordering::Relaxed)))
+    }
+}
+
+fn tag(session: SessionId, sequence: u64) -> CallTag {
+    CallTag::of(CallId { session, term: 1, endpoint: 0, sequence })
+}
+
+/// A server that comes back is asked again by those whom its predecessor did not answer.
+#[test]
+fn a_repeat_finds_the_extent_that_the_call_was_given() {
+    let (memory, config, mut table) = world(8);
+    let wants = [want(1, 64, 1, 0), want(1, 0, 2, 0), want(1, 0, 2, 0), want(2, 64, 1, 0)];
+    let ask = |table: &mut ChunkTable, who, n: usize| {
+        table.allocate_for(&memory, who, wants[n], tag(who, n as u64)).unwrap()
+    };
+    let given: Vec<Handed> = (0..wants.len()).map(|n| ask(&mut table, A, n)).collect();
+    let mut table = ChunkTable::load(&memory, &config).unwrap();
+    let free = table.free_chunks();
+    assert_eq!((0..wants.len()).map(|n| ask(&mut table, A, n)).collect::<Vec<_>>(), given);
+    assert_eq!(table.free_chunks(), free, "a repeat takes nothing");
+    // The same call of somebody else, and a new one of the same session, are no repeats.
+    assert_ne!(table.allocate(&memory, A, wants[1]).unwrap().offset, given[1].offset);
+    // What was inherited is answered as inherited.
+    table.disown(&memory, A);
+    let inherited = ask(&mut table, B, 3);
+    assert_eq!(inherited, Handed { offset: given[3].offset, inherited: true });
+    let mut table = ChunkTable::load(&memory, &config).unwrap();
+    assert_eq!(ask(&mut table, B, 3), inherited);
+    // A chunk that was given back is not found again.
+    let raw = table.list(None).into_iter().find(|chunk| chunk.offset == given[1].offset).unwrap();
+    assert!(raw.owner.is_none(), "its owner's repeat has lost it");
+}
 
 fn world(chunks: u32) -> (VecMemory, ServerConfig, ChunkTable) {
     let config = ServerConfig::tiny(ServerId::new(0), 1, chunks);

@@ -14,7 +14,7 @@ fn world(server: u16) -> (VecMemory, ServerConfig, SessionTable) {
     let config = ServerConfig::tiny(ServerId::new(server), 2, 1);
     let memory = VecMemory::new(&layout::regions(&config));
     layout::format(&memory, &config);
-    let table = SessionTable::load(&memory, &config).unwrap().0;
+    let table = SessionTable::load(&memory, &config, 0).unwrap().0;
     (memory, config, table)
 }
 
@@ -24,12 +24,16 @@ fn numbers_are_reused_as_late_as_possible() {
     assert_eq!(table.open(&memory, Kind::default(), START, 0), Ok(s(1)));
     table.release(&memory, s(1));
     assert_eq!(table.open(&memory, Kind::default(), START, 0), Ok(s(2)));
-    let mut table = SessionTable::load(&memory, &config).unwrap().0;
+    let mut table = SessionTable::load(&memory, &config, 0).unwrap().0;
     assert_eq!(table.open(&memory, Kind::default(), START, 0), Ok(s(3)), "a restart does not begin anew");
     assert_eq!(table.open(&memory, Kind::default(), START, 0), Ok(s(4)));
     assert_eq!(table.open(&memory, Kind::default(), START, 0), Ok(s(1)));
-    let full = ControlError::SessionsFull { max: 4, dead: 1 };
-    assert_eq!(table.open(&memory, Kind::default(), START, 0), Err(full), "one is of before the restart");
+    let full = ControlError::SessionsFull { max: 4, dead: 0 };
+    assert_eq!(
+        table.open(&memory, Kind::default(), START, 0),
+        Err(full),
+        "one of before the restart lives on"
+    );
     table.release(&memory, s(3));
     assert_eq!(table.open(&memory, Kind::default(), START, 0), Ok(s(3)));
 }
@@ -65,7 +69,7 @@ fn a_session_whose_process_is_gone_can_be_fenced_at_once() {
 fn sessions_without_lease_yield_to_force_only() {
     let (memory, config, _) = world(0);
     let config = ServerConfig { lease_ns: 0, ..config };
-    let mut table = SessionTable::load(&memory, &config).unwrap().0;
+    let mut table = SessionTable::load(&memory, &config, 0).unwrap().0;
     let a = table.open(&memory, Kind::default(), START, 0).unwrap();
     assert!(table.begin_fence(&memory, a, false, Nanos::MAX).is_err());
     assert_eq!(table.begin_fence(&memory, a, true, 0), Ok(1));
@@ -82,12 +86,12 @@ fn terms_grow_whatever_becomes_of_numbers() {
         table.release(&memory, session);
         assert_eq!(table.term(session), last, "a free slot remembers");
         if round % 3 == 0 {
-            table = SessionTable::load(&memory, &config).unwrap().0;
+            table = SessionTable::load(&memory, &config, 0).unwrap().0;
         }
     }
     let entry = Layout::new(&config).session_entry(1);
     layout::store(&memory, entry + session_entry::TERM_AT, last + 1);
-    let damaged = SessionTable::load(&memory, &config);
+    let damaged = SessionTable::load(&memory, &config, 0);
     assert!(matches!(damaged, Err(StartError::Mismatch(_))), "a term that was not handed out");
 }
 
@@ -174,7 +178,7 @@ fn other_servers_fence_whom_they_never_met() {
     assert_eq!(table.check_adopter(s(2), 7, s(1)), Ok(()), "nothing of it is here");
     table.release(&memory, s(2));
     assert_eq!(attach(&mut table, &memory, s(2), 7), fenced, "it is over, though its slot is free");
-    let mut table = SessionTable::load(&memory, &config).unwrap().0;
+    let mut table = SessionTable::load(&memory, &config, 0).unwrap().0;
     assert_eq!(attach(&mut table, &memory, s(2), 7), fenced, "and a restart does not change that");
     assert_eq!(attach(&mut table, &memory, s(2), 8), Ok(Attach::New));
     assert_eq!(attach(&mut table, &memory, s(2), 8), Ok(Attach::Again));
@@ -210,22 +214,52 @@ fn other_servers_tell_the_holders_of_a_number_apart() {
 }
 
 #[test]
-fn a_restart_ends_sessions_but_remembers_them() {
+fn a_restart_gives_sessions_a_new_lease_and_leaves_the_rest_as_it_was() {
     let (memory, config, mut table) = world(0);
     let session = table.open(&memory, Kind { read_only: true, reaper: false }, START, 0).unwrap();
     let term = table.term(session);
     table.publish(&memory, session, Progress { oldest_pin: 7, flushed: 3 });
-    let (mut table, living) = SessionTable::load(&memory, &config).unwrap();
+    let (mut table, living) = SessionTable::load(&memory, &config, 5000).unwrap();
     assert_eq!(living, [(session, Progress { oldest_pin: 7, flushed: 3 })]);
-    let listed =
-        Listed { session, term, state: SessionState::Active, lease_left_ns: 0, adopter: SessionId::NONE };
-    assert_eq!(table.list(0), [listed]);
-    assert_eq!(
-        table.check_active(session, table.term(session)),
-        Err(ControlError::SessionFenced { session })
-    );
-    assert!(table.check_attach(session, term).is_err());
-    assert_eq!(table.begin_fence(&memory, session, false, 0), Ok(term), "its lease has run out");
+    let state = SessionState::Active;
+    let listed = Listed { session, term, state, lease_left_ns: 1000, adopter: SessionId::NONE };
+    assert_eq!(table.list(5000), [listed]);
+    assert_eq!(table.active().collect::<Vec<_>>(), [(session, term, true)]);
+    assert_eq!(table.check_active(session, term), Ok(()));
+    assert_eq!(table.check_attach(session, term), Ok(Attach::Again));
+    let alive = ControlError::LeaseAlive { session, left_ns: 1 };
+    assert_eq!(table.begin_fence(&memory, session, false, 5999), Err(alive));
+    assert_eq!(table.begin_fence(&memory, session, false, 6000), Ok(term), "it was not heard of");
+    for state in [State::Fencing, State::Fenced, State::Adopting { by: s(2) }] {
+        table.change(&memory, 0, state);
+        let (table, _) = SessionTable::load(&memory, &config, 5000).unwrap();
+        assert_eq!((table.state(session), table.active().count()), (state, 0));
+    }
+}
+
+/// Whoever was late is heard of at once if it lives; whoever is gone is not waited for any longer.
+#[test]
+fn a_restart_gives_a_lost_session_a_moment_on_the_coordinator_and_none_elsewhere() {
+    let (memory, config, mut table) = world(0);
+    let config = ServerConfig { lease_ns: 10 * SILENCE_NS, ..config };
+    let a = table.open(&memory, Kind::default(), START, 0).unwrap();
+    let term = table.term(a);
+    table.abandon(&memory, a, term);
+    let (mut table, _) = SessionTable::load(&memory, &config, 100).unwrap();
+    assert_eq!(table.check_active(a, term), Ok(()));
+    assert!(table.begin_fence(&memory, a, false, SILENCE_NS).is_err());
+    table.renew(&memory, a, 200);
+    assert_eq!(table.list(200)[0].lease_left_ns, config.lease_ns, "it lives");
+    table.abandon(&memory, a, term);
+    let (mut table, _) = SessionTable::load(&memory, &config, 100).unwrap();
+    assert_eq!(table.begin_fence(&memory, a, false, 100 + SILENCE_NS), Ok(term));
+    let (memory, config, mut table) = world(1);
+    table.attach(&memory, a, 7, false).unwrap();
+    let (mut table, _) = SessionTable::load(&memory, &config, 100).unwrap();
+    assert_eq!((table.check_active(a, 7), table.active().count()), (Ok(()), 1));
+    table.abandon(&memory, a, 7);
+    let (table, _) = SessionTable::load(&memory, &config, 100).unwrap();
+    assert_eq!((table.check_active(a, 7).is_err(), table.active().count()), (true, 0));
 }
 
 #[test]
@@ -233,11 +267,11 @@ fn a_crash_cannot_leave_an_adopter_that_is_gone() {
     let (memory, config, mut table) = world(0);
     let a = table.open(&memory, Kind::default(), START, 0).unwrap();
     table.change(&memory, 0, State::Adopting { by: s(4) });
-    let mut table = SessionTable::load(&memory, &config).unwrap().0;
+    let mut table = SessionTable::load(&memory, &config, 0).unwrap().0;
     table.repair(&memory);
     assert_eq!(table.state(a), State::Fenced);
     layout::store(&memory, Layout::new(&config).session_entry(2), 9);
-    assert!(matches!(SessionTable::load(&memory, &config), Err(StartError::Mismatch(_))));
+    assert!(matches!(SessionTable::load(&memory, &config, 0), Err(StartError::Mismatch(_))));
 }
 
 const REAPER: Kind = Kind { read_only: false, reaper: true };
@@ -247,7 +281,7 @@ fn big_world() -> (VecMemory, ServerConfig, SessionTable) {
     let config = ServerConfig { max_sessions: 16, ..ServerConfig::tiny(ServerId::new(0), 2, 1) };
     let memory = VecMemory::new(&layout::regions(&config));
     layout::format(&memory, &config);
-    let table = SessionTable::load(&memory, &config).unwrap().0;
+    let table = SessionTable::load(&memory, &config, 0).unwrap().0;
     (memory, config, table)
 }
 
@@ -277,7 +311,7 @@ fn dead_reapers_keep_nobody_out_in_whatever_state_they_are() {
         assert_eq!(table.open(&memory, Kind::default(), START, 1000), full(14, 16), "{state:?}");
         for restarts in [false, true] {
             if restarts {
-                table = SessionTable::load(&memory, &config).unwrap().0;
+                table = SessionTable::load(&memory, &config, 0).unwrap().0;
                 table.repair(&memory);
             }
             let before = table.term(s(15));
@@ -296,7 +330,7 @@ fn whoever_asks_most_often_does_not_keep_others_from_recovering() {
         ServerConfig { max_sessions: 16, lease_ns: 8000, ..ServerConfig::tiny(ServerId::new(0), 2, 1) };
     let memory = VecMemory::new(&layout::regions(&config));
     layout::format(&memory, &config);
-    let mut table = SessionTable::load(&memory, &config).unwrap().0;
+    let mut table = SessionTable::load(&memory, &config, 0).unwrap().0;
     let [victim, busy, busier, patient] =
         [(); 4].map(|()| table.open(&memory, Kind::default(), START, 0).unwrap());
     table.begin_fence(&memory, victim, true, 0).unwrap();

@@ -1,9 +1,11 @@
 //! The catalog against a map of names: every answer and every refusal, through restarts.
 
-use crate::driver::{World, is_bad_request, refused};
+use crate::driver::{World, is_bad_request, outcome, refused};
 use farwood_fabric::addr::{RegionId, ServerId, SessionId};
+use farwood_fabric::call::{Call, CallOutcome};
 use farwood_fabric::control::{ControlError, IndexInfo, IndexState, Reply, Request};
 use farwood_fabric::server::ServerMemory;
+use farwood_fabric::wire::decode;
 use farwood_memory::ServerConfig;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +20,7 @@ enum Step {
     Chunk { which: u32 },
     Release { which: u32 },
     Flush,
-    Restart,
+    Restart { ends: bool },
 }
 
 const NAMES: [&str; 5] = ["a", "b", "ç", "d", "the fifth"];
@@ -36,7 +38,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => which.clone().prop_map(|which| Step::Chunk { which }),
         2 => which.prop_map(|which| Step::Release { which }),
         2 => Just(Step::Flush),
-        1 => Just(Step::Restart),
+        2 => any::<bool>().prop_map(|ends| Step::Restart { ends }),
     ]
 }
 
@@ -49,6 +51,8 @@ struct Model {
     chunks: BTreeSet<u32>,
     flush: u64,
     flushed: u64,
+    /// The last call of the last step, and what came of it.
+    last: Option<(Call, CallOutcome)>,
 }
 
 impl Model {
@@ -56,7 +60,7 @@ impl Model {
         let mut world = World::new(ServerConfig::tiny(ServerId::new(0), 1, 2));
         let me = world.open().expect("the first session").0;
         let (indexes, used_ids, chunks) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
-        Self { world, me, indexes, used_ids, chunks, flush: 0, flushed: 0 }
+        Self { world, me, indexes, used_ids, chunks, flush: 0, flushed: 0, last: None }
     }
 
     fn create(&mut self, name: &str, engine: &str, config: &[u8]) {
@@ -99,6 +103,8 @@ impl Model {
         let reply = self.world.ask_twice(self.me, Request::FinishDrop { index, seals: vec![] });
         let (flushed, has_chunks) = (self.flushed, self.chunks.contains(&index));
         match self.by_id(index).cloned() {
+            // It was dropped before.
+            None if self.used_ids.contains(&index) => assert_eq!(reply, Ok(Reply::Done {})),
             None => assert_eq!(reply, refused(ControlError::NoSuchIndex { name: format!("#{index}") })),
             Some((info, _)) if info.state != IndexState::Dropping => assert!(is_bad_request(&reply)),
             Some((info, generation)) if flushed < generation => {
@@ -206,10 +212,15 @@ impl Model {
                 };
                 assert!(self.world.ask(self.me, beat).is_ok());
             }
-            Step::Restart => {
+            Step::Restart { ends } => {
                 self.world.restart();
+                self.repeat_last();
+                if !ends {
+                    // The session lives on, and nothing has changed.
+                    return self.check_list();
+                }
                 let before = std::mem::replace(&mut self.me, self.world.open().expect("two at a time").0);
-                self.world.bury(self.me, before, false);
+                self.world.bury(self.me, before, true);
                 // The new session has no hints, and the old one is gone.
                 self.flushed = self.flush;
                 // With it go the indexes that it was making.
@@ -226,6 +237,31 @@ impl Model {
                 }
             }
         }
+        self.last = self.world.last.clone();
+        self.check_list();
+    }
+
+    /// The answer of the last call went with the old process: it comes again, and is answered the same.
+    fn repeat_last(&mut self) {
+        let Some((call, answered)) = self.last.take().filter(|(_, answered)| answered.is_ok()) else {
+            return;
+        };
+        let request = decode::<Request>(&call.request).expect("ours");
+        let is_told = matches!(
+            request,
+            Request::CreateIndex { .. }
+                | Request::IndexReady { .. }
+                | Request::BeginDrop { .. }
+                | Request::FinishDrop { .. }
+                | Request::AllocChunks { .. }
+                | Request::ReleaseIndex { .. }
+        );
+        if is_told {
+            assert_eq!(outcome(&call, self.world.send(&call)), answered, "a repeat of {request:?}");
+        }
+    }
+
+    fn check_list(&mut self) {
         let mut infos: Vec<_> = self.indexes.values().map(|(info, _)| info.clone()).collect();
         infos.sort_by_key(|info| info.anchor);
         assert_eq!(self.world.ask(self.me, Request::ListIndexes {}), Ok(Reply::Indexes { infos }));

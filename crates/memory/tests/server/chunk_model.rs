@@ -3,12 +3,13 @@
 //! The model does not predict which chunk comes: it checks that the one that came was allowed, and that a refusal
 //! was justified. The type-stability checker is separate, and looks only at what clients can know.
 
-use crate::driver::{World, is_bad_request, refused};
+use crate::driver::{World, is_bad_request, outcome, refused};
 use farwood_fabric::addr::{RegionId, ServerId, SessionId};
 use farwood_fabric::call::CallError;
 use farwood_fabric::control::MAIN_BASE;
 use farwood_fabric::control::{ChunkInfo, ControlError, Epochs, ObjectChunk, Reply, Request};
 use farwood_fabric::server::ServerMemory;
+use farwood_fabric::wire::decode;
 use farwood_memory::ServerConfig;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -346,16 +347,22 @@ impl Model {
     }
 
     fn restart(&mut self) {
+        // The answer of the last call went with the old process: it comes again.
+        let last = self.world.last.clone();
         self.world.restart();
-        for session in std::mem::take(&mut self.live) {
-            let ended = refused(ControlError::SessionFenced { session });
-            assert_eq!(self.world.ask(session, Request::ListChunks { owner: None }), ended);
+        if let Some((call, answered)) = last {
+            let request = decode::<Request>(&call.request).expect("ours");
+            let is_alloc = matches!(request, Request::AllocChunks { .. });
+            if is_alloc && answered.is_ok() && self.live.contains(&call.id.session) {
+                assert_eq!(outcome(&call, self.world.send(&call)), answered, "a repeat of {request:?}");
+            }
         }
-        if self.published.len() == usize::from(self.world.config.max_sessions) {
-            // Nobody can come in and clean up: an operator would have to. Begin anew.
-            *self = Self::new();
+        for session in self.live.clone() {
+            assert!(
+                self.world.ask(session, Request::ListChunks { owner: None }).is_ok(),
+                "{session} lives on"
+            );
         }
-        self.open();
     }
 
     /// Drops an index, unless somebody is dead, who cannot let go of it; and makes it again.

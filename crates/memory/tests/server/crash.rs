@@ -4,14 +4,15 @@
 //! is lived again for every k, on memory that keeps the first k stores only, and a new server starts on that. What
 //! it lists must be, chunk by chunk and index by index, what was listed before the call that died or after it.
 
-use crate::driver::World;
+use crate::driver::{World, outcome, refused, understand};
 use farwood_fabric::addr::{RegionId, ServerId, SessionId};
-use farwood_fabric::call::CallError;
+use farwood_fabric::call::{CallError, CallOutcome};
 use farwood_fabric::control::{
     ChunkInfo, ControlError, IndexInfo, JOURNAL_BYTES, Reply, Request, SessionState,
 };
 use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::server::{ServerLogic, ServerMemory};
+use farwood_fabric::wire::decode;
 use farwood_memory::layout::Layout;
 use farwood_memory::testing::VecMemory;
 use farwood_memory::{MemoryServer, ServerConfig};
@@ -221,6 +222,86 @@ fn a_crash_between_any_two_stores_leaves_whole_tables() {
     }
 }
 
+/// Who was not answered asks again, and the next process answers what the dead one would have: as if it had never died.
+#[test]
+fn a_repeat_after_a_crash_between_any_two_stores_is_answered_as_if_there_had_been_none() {
+    struct Asked {
+        answered: CallOutcome,
+        stores: u64,
+        chunks: BTreeMap<u32, ChunkInfo>,
+        indexes: BTreeMap<u32, IndexInfo>,
+    }
+    let mut asked: Vec<Asked> = Vec::new();
+    let mut world = mortal(config(), u64::MAX);
+    live(&mut world, &mut |world, observer, _, _| {
+        let Some((_, answered)) = world.last.clone() else { return };
+        let stores = world.memory.stores.get();
+        let Facts { chunks, indexes, .. } = facts(world, observer);
+        asked.push(Asked { answered, stores, chunks, indexes });
+    });
+    let total = world.memory.stores.get();
+    let mut repeated = BTreeMap::<String, u32>::new();
+    for kept in 0..=total {
+        // The one that died, or whose answer did.
+        for (n, one) in asked.iter().enumerate().filter(|(_, one)| one.stores >= kept).take(2) {
+            let mut world = mortal(config(), kept);
+            let mut calls = Vec::new();
+            live(&mut world, &mut |world, _, _, _| calls.extend(world.last.clone().map(|(call, _)| call)));
+            let call = &calls[n];
+            let mut heir = World::on(world.memory.lasting, config(), ProcedureSet::default());
+            let before =
+                asked.iter().rev().find(|other| other.stores < one.stores).map_or(0, |other| other.stores);
+            let request = decode::<Request>(&call.request).expect("ours");
+            if kept < before || call.id.session.is_none() || matches!(request, Request::FreeChunks { .. }) {
+                // Another one died, or nothing is promised: a newcomer gets a second session, and what was given back is not asked again.
+                continue;
+            }
+            let reply = understand(outcome(call, heir.send(call)));
+            let answered = understand(one.answered.clone());
+            let name = format!("{request:?}").split(' ').next().unwrap_or_default().to_owned();
+            match (&request, &answered) {
+                // The epochs go on.
+                (Request::Heartbeat { .. } | Request::RequestFlush {}, _) => {
+                    assert!(reply.is_ok(), "{request:?}: {reply:?}")
+                }
+                // A flush more; the index is the same.
+                (Request::BeginDrop { .. }, Ok(Reply::Dropping { info, generation })) => {
+                    let Ok(Reply::Dropping { info: again, generation: later }) = &reply else {
+                        panic!("{reply:?}")
+                    };
+                    assert!(again == info && later >= generation, "{reply:?}");
+                }
+                // What is nobody's already is not listed again.
+                (Request::AdoptChunks { .. }, Ok(Reply::Adopted { journal, .. })) => {
+                    assert!(
+                        matches!(&reply, Ok(Reply::Adopted { journal: again, .. }) if again == journal),
+                        "{reply:?}"
+                    );
+                }
+                // Whoever is gone is closed.
+                (Request::CloseSession {}, _) => {
+                    let session = call.id.session;
+                    assert!(
+                        reply == answered || reply == refused(ControlError::NoSuchSession { session }),
+                        "{reply:?}"
+                    );
+                }
+                _ => assert_eq!(reply, answered, "{request:?} after {kept} of {} stores", one.stores),
+            }
+            let (observer, _) = heir.open().expect("there is room for one more");
+            let found = facts(&mut heir, observer);
+            assert_eq!(found.chunks, one.chunks, "{request:?} after {kept} of {} stores", one.stores);
+            assert_eq!(found.indexes, one.indexes, "{request:?} after {kept} of {} stores", one.stores);
+            *repeated.entry(name).or_default() += 1;
+        }
+    }
+    for name in
+        ["AllocChunks", "CreateIndex", "IndexReady", "BeginDrop", "FinishDrop", "FinishAdopt", "CloseSession"]
+    {
+        assert!(repeated.contains_key(name), "{name} was never repeated: {repeated:?}");
+    }
+}
+
 fn check_extents_are_whole(facts: &Facts) {
     for chunk in facts.chunks.values() {
         let covered = facts.chunks.values().filter(|other| *other == chunk).count();
@@ -230,7 +311,8 @@ fn check_extents_are_whole(facts: &Facts) {
 
 /// After the dead are buried, every chunk is handed out exactly once or was in use: none is lost, none is doubled.
 fn check_pool_serves(heir: &mut World, observer: SessionId, found: &Facts) {
-    // All are fenced before the first is buried: one of the dead may have been adopting another.
+    // Nobody else is heard of. All are fenced before the first is buried: one of the dead may have been adopting another.
+    heir.now += heir.config.lease_ns;
     for victim in found.sessions.keys() {
         let term = heir.victim(observer, Request::BeginFence { victim: *victim });
         heir.done(observer, Request::CompleteFence { victim: *victim, term });

@@ -26,6 +26,8 @@ pub(crate) struct World<M = VecMemory> {
     pub(crate) procedures: ProcedureSet,
     pub(crate) now: Nanos,
     sequence: u64,
+    /// The last call that was asked, and what came of it.
+    pub(crate) last: Option<(Call, CallOutcome)>,
     /// The terms in which sessions were admitted last, and their tickets, which their calls carry.
     terms: RefCell<BTreeMap<SessionId, (u64, u64)>>,
 }
@@ -47,7 +49,16 @@ impl<M: ServerMemory> World<M> {
     pub(crate) fn on(memory: M, config: ServerConfig, procedures: ProcedureSet) -> Self {
         let server = MemoryServer::new(config.clone(), procedures.clone()).expect("the limits are valid");
         server.start(&memory, 0).expect("the memory is ours");
-        Self { config, memory, server, procedures, now: 0, sequence: 0, terms: RefCell::default() }
+        Self {
+            config,
+            memory,
+            server,
+            procedures,
+            now: 0,
+            sequence: 0,
+            last: None,
+            terms: RefCell::default(),
+        }
     }
 
     /// The process ends, another one takes over the memory.
@@ -55,6 +66,16 @@ impl<M: ServerMemory> World<M> {
         self.server =
             MemoryServer::new(self.config.clone(), self.procedures.clone()).expect("the limits are valid");
         self.server.start(&self.memory, self.now).expect("the memory is ours");
+    }
+
+    /// Who is let in again by a process that has just started, with term and ticket.
+    pub(crate) fn readmitted(&self) -> Vec<(SessionId, u64, u64)> {
+        let actions = self.server.readmit(&self.memory);
+        let who = actions.into_iter().map(|action| match action {
+            HostAction::Admit { session, term, ticket, .. } => (session, term, ticket),
+            other => panic!("{other:?}"),
+        });
+        who.collect()
     }
 
     pub(crate) fn call(&mut self, session: SessionId, procedure: ProcedureId, request: Vec<u8>) -> Call {
@@ -87,7 +108,9 @@ impl<M: ServerMemory> World<M> {
     pub(crate) fn ask(&mut self, session: SessionId, request: Request) -> Result<Reply, CallError> {
         let call = self.control(session, &request);
         let actions = self.send(&call);
-        understand(outcome(&call, actions))
+        let outcome = outcome(&call, actions);
+        self.last = Some((call, outcome.clone()));
+        understand(outcome)
     }
 
     /// The reply to a request that is sent twice under one name: it must be the same.

@@ -7,6 +7,7 @@
 use farwood_fabric::control::{ControlError, MAIN_BASE, ObjectChunk, Reply, Request};
 use farwood_fabric::{CallError, Endpoint, FabricError, GlobalAddr, RegionId, Session};
 use farwood_index::shared::heap::Class;
+use farwood_index::shared::surely;
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -70,7 +71,7 @@ pub async fn measure(
             debug_assert!(chunk.offset >= MAIN_BASE);
             let at = GlobalAddr::new(*server, RegionId::MAIN, chunk.offset);
             for word in 0..layout.bitmap_words() {
-                let bits = op.read_word(at.add(ObjectChunk::BITMAP_OFFSET + word * 8)).await?;
+                let bits = surely::read_word(&op, at.add(ObjectChunk::BITMAP_OFFSET + word * 8)).await?;
                 for bit in (0..64).filter(|bit| bits >> bit & 1 == 1) {
                     let object = u32::try_from(word * 64 + bit).unwrap_or(u32::MAX);
                     let addr = at.add(layout.object_offset(object));

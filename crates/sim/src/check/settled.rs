@@ -8,6 +8,7 @@
 use farwood_fabric::control::{IndexState, JOURNAL_BYTES};
 use farwood_fabric::{Endpoint, FabricError, GlobalAddr, RegionId};
 use farwood_index::Pool;
+use farwood_index::shared::surely;
 
 /// How much is read at a time.
 const STEP_BYTES: u64 = 4096;
@@ -58,7 +59,7 @@ async fn find(
     let mut at = 0;
     while at < bytes {
         let step = STEP_BYTES.min(bytes - at);
-        let read = op.read(from.add(at), usize::try_from(step).unwrap_or(0)).await?;
+        let read = surely::read(&op, from.add(at), usize::try_from(step).unwrap_or(0)).await?;
         for word in (0..step).step_by(8) {
             let found = read.word(usize::try_from(word).unwrap_or(0));
             if is_bad(found) {

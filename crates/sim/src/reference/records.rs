@@ -129,7 +129,7 @@ impl Engine for Records {
             };
             let array = GlobalAddr::new(server, RegionId::MAIN, offset);
             for entry in 0..bytes / 8 {
-                op.write_word(array.add(entry * 8), 0).await?;
+                surely::write_word(&op, array.add(entry * 8), 0).await?;
             }
             arrays.push(array);
         }
@@ -171,9 +171,9 @@ impl Engine for Records {
         let opened = &attached.opened;
         let mut reachable = Vec::new();
         for key in 0..self.keys {
-            let slot = Slot { raw: op.read_word(opened.addr(key)).await? };
+            let slot = Slot { raw: surely::read_word(&op, opened.addr(key)).await? };
             let Some(addr) = slot.record() else { continue };
-            let record = op.read(addr, RECORD_LEN).await?;
+            let record = surely::read(&op, addr, RECORD_LEN).await?;
             let place = Place { index: opened.info.id, addr };
             if place.version_if_whole(&record) != Some(slot.version()) || record.word(HEADER_BYTES) != key {
                 return Err(corrupt(format!(

@@ -5,6 +5,7 @@ use farwood_fabric::transport::sim::{Fault, MarkName};
 use farwood_index::engine::sherman::{Config, Sabotage, Sherman, Switches};
 use farwood_index::engine::sphinx::{self, Sphinx};
 use farwood_memory::Mistakes;
+use farwood_sim::reference::{Bugs, records::Records};
 use farwood_sim::trial::{Failure, FaultKind, Settings, Trial, run};
 
 fn tree(trial: &Trial, config: &Config, coordinator: Mistakes) -> Result<(), Failure> {
@@ -122,4 +123,44 @@ fn memory_that_changes_its_type_before_an_adoption_is_finished() {
     };
     let right = |trial: &Trial| radix(trial, Mistakes::default());
     must_be_caught("flush_before_adoption", drops, |trial| radix(trial, mistakes), right);
+}
+
+/// Servers come back while sessions read for long, others overwrite what they read, and chunks are few.
+fn comes_back(seed: u64) -> Trial {
+    let trial = Trial { seed, servers: 1, sessions: 4, tasks: 2, ops: 120, keys: 8, ..Trial::default() };
+    Trial { long_ns: 2_000_000, ..trial }.with_faults(FaultKind::RestartServer, 3)
+}
+
+fn after_restarts(trial: &Trial, coordinator: Mistakes) -> Result<(), Failure> {
+    let settings = Settings { coordinator, ..Settings::default() };
+    run(&Sphinx::new(sphinx::Config::tiny()), trial, settings).map(drop)
+}
+
+#[test]
+fn a_server_that_comes_back_and_takes_the_living_for_dead() {
+    let mistakes = Mistakes { restart_ends_sessions: true, ..Mistakes::default() };
+    let right = |trial: &Trial| after_restarts(trial, Mistakes::default());
+    let failure =
+        must_be_caught("restart_ends_sessions", comes_back, |trial| after_restarts(trial, mistakes), right);
+    assert!(matches!(failure, Failure::Fenced { .. }), "{failure}");
+}
+
+/// Readers that are on their way to a record when the server comes back find it reused: the server told the others that nobody was.
+#[test]
+fn a_server_that_comes_back_and_forgets_what_is_pinned() {
+    let records = |trial: &Trial, coordinator| {
+        let settings = Settings { coordinator, ..Settings::default() };
+        run(&Records { keys: trial.keys, bugs: Bugs::default() }, trial, settings).map(drop)
+    };
+    let mistakes = Mistakes { restart_forgets_pins: true, ..Mistakes::default() };
+    let readers = |seed| {
+        let trial = Trial { servers: 1, sessions: 4, tasks: 4, ops: 200, long_ns: 300_000, ..crowded(seed) };
+        trial.with_faults(FaultKind::RestartServer, 6)
+    };
+    must_be_caught(
+        "restart_forgets_pins",
+        readers,
+        |trial| records(trial, mistakes),
+        |trial| records(trial, Mistakes::default()),
+    );
 }

@@ -251,8 +251,12 @@ impl Host {
     ) -> Result<Arc<Self>, StartError> {
         let clock = RealClock::new();
         let identity = logic.start(&memory, clock.now())?;
+        for (session, term) in gates.take_orphans() {
+            logic.abandoned(&memory, session, term);
+        }
+        let readmitted = logic.readmit(&memory);
         let table = RegionTable::new(&identity.regions);
-        Ok(Arc::new(Self {
+        let host = Arc::new(Self {
             identity,
             logic,
             memory: Arc::new(memory),
@@ -269,7 +273,9 @@ impl Host {
             loopback: OnceLock::new(),
             evictions: Rarely::default(),
             fenced: OnceLock::new(),
-        }))
+        });
+        host.carry_out(readmitted);
+        Ok(host)
     }
 
     pub(crate) fn identity(&self) -> &Identity {
@@ -278,6 +284,11 @@ impl Host {
 
     pub(crate) fn id(&self) -> ServerId {
         self.identity.server
+    }
+
+    /// The number of the first connection that is made here: no number of an earlier life comes again.
+    pub(crate) fn first_connection(&self) -> u64 {
+        self.identity.life << 32 | 1
     }
 
     pub(crate) fn table(&self) -> &RegionTable {
@@ -330,7 +341,7 @@ impl Host {
             let permissions = if who.session.is_none() { Permissions::NONE } else { Permissions::ALL };
             return Ok(Opened { gate: self.gates.closed(), permissions });
         };
-        let Some(gate) = self.gates.take(holder.as_deref()) else {
+        let Some(gate) = self.gates.take(holder.as_deref(), (who.session, who.term)) else {
             return Err(FabricError::TooManyEndpoints { server: self.id() });
         };
         let passage = Passage { gate: gate.clone(), holder };
@@ -344,6 +355,11 @@ impl Host {
             self.close(gate);
             self.gates.give_back(gate);
         }
+    }
+
+    /// A process gives a gate back that it had from an earlier server on this memory: it will not use it again.
+    pub(crate) fn reclaim(&self, gate: u32, from: &dyn Holder) {
+        self.gates.reclaim(gate, from);
     }
 
     /// Closes a gate, unless a fence has. Whoever has it still has to give it back.

@@ -26,7 +26,16 @@ impl ServerLogic for Clerk {
 
     fn start(&self, _: &dyn ServerMemory, _: u64) -> Result<Identity, StartError> {
         let (pool, server, regions) = (PoolId(1), ServerId::COORDINATOR, self.regions());
-        Ok(Identity { pool, server, servers: 1, incarnation: 1, format: 1, chunk_bytes: 4096, regions })
+        Ok(Identity {
+            pool,
+            server,
+            servers: 1,
+            incarnation: 1,
+            life: 1,
+            format: 1,
+            chunk_bytes: 4096,
+            regions,
+        })
     }
 
     fn call(&self, _: &dyn ServerMemory, call: Call, _: u64) -> Vec<HostAction> {

@@ -35,6 +35,11 @@ pub(crate) fn close_all(inboxes: &Inboxes) {
     }
 }
 
+/// Which sessions serve calls, with their tickets: what the next line has to say again.
+pub(crate) fn serving(inboxes: &Inboxes) -> Vec<((SessionId, u64), u64)> {
+    lock(inboxes).iter().map(|(key, (ticket, _))| (*key, *ticket)).collect()
+}
+
 /// An open line to one server.
 pub(crate) struct Line {
     socket: Stream,

@@ -42,6 +42,9 @@ pub enum Backing {
     Memfd,
     /// This file (in a tmpfs, a hugetlbfs, any file system) or device (DAX). It is kept.
     Path(PathBuf),
+    /// Anonymous memory ([`anonymous_memory`]) that the process has inherited, by the number of its descriptor. Whoever started us keeps it, and
+    /// lets no other server have it before this one has ended.
+    Inherited(i32),
 }
 
 /// What a server's clients get to see of its memory, for as long as it serves.
@@ -93,6 +96,11 @@ impl Layout {
 pub(crate) fn open(backing: &Backing, specs: &[RegionSpec]) -> Result<(Regions, Gates, Share), ServeError> {
     match backing {
         Backing::Path(path) => open_in(open_locked(path)?, &path.display().to_string(), false, specs),
+        Backing::Inherited(number) => {
+            let name = format!("descriptor {number}");
+            let file = File::options().read(true).write(true).open(format!("/proc/self/fd/{number}"));
+            open_in(file.map_err(ServeError::memory(&name))?, &name, true, specs)
+        }
         Backing::Memfd => {
             if let Some(file) = huge_memfd(specs) {
                 match open_in(file, "huge pages", true, specs) {
@@ -123,8 +131,7 @@ fn open_in(
     let kind = if is_device { Kind::Device } else { Kind::of(&file).map_err(&failed)? };
     if is_anonymous {
         // Nobody who has the descriptor can take the memory away from the others.
-        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(&file, seals).map_err(|error| failed(error.into()))?;
+        seal(&file).map_err(&failed)?;
     }
     let descriptor = reopen(&file).map_err(&failed)?;
     let mut regions = Regions::default();
@@ -150,6 +157,27 @@ fn open_in(
         Process::find(pid, started).map(|process| Arc::new(process) as Arc<dyn Holder>)
     });
     Ok((regions, gates, Share { layout, descriptor, pages, _locked: file }))
+}
+
+/// Memory for these regions, for servers that are to [inherit](Backing::Inherited) it: in huge pages, if enough of them are set aside.
+pub fn anonymous_memory(specs: &[RegionSpec]) -> Result<File, ServeError> {
+    if let Some(file) = huge_memfd(specs) {
+        let layout = Layout::new(specs, ALIGN);
+        // Others may have taken them meanwhile.
+        if file.set_len(layout.total).is_ok() && reserve(&file, &layout, "huge pages").is_ok() {
+            return Ok(file);
+        }
+    }
+    memfd(MemfdFlags::empty()).map_err(ServeError::memory("a memfd"))
+}
+
+/// Fixes the size of anonymous memory, once.
+fn seal(file: &File) -> io::Result<()> {
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    if !rustix::fs::fcntl_get_seals(file)?.contains(seals) {
+        rustix::fs::fcntl_add_seals(file, seals)?;
+    }
+    Ok(())
 }
 
 /// Maps a part of a server's memory.
@@ -333,6 +361,21 @@ mod tests {
         greedy[0].bytes = 1 << 50;
         assert!(matches!(open(&Backing::Memfd, &greedy), Err(ServeError::NotEnoughMemory { .. })));
         assert!(open(&Backing::Memfd, &specs()).is_ok());
+    }
+
+    #[test]
+    fn inherited_memory_goes_from_one_server_to_the_next() {
+        let file = anonymous_memory(&specs()).unwrap();
+        let backing = Backing::Inherited(file.as_raw_fd());
+        let (regions, _, share) = open(&backing, &specs()).unwrap();
+        regions.region(RegionId::LOCK).word(8).store(77, Ordering::SeqCst);
+        drop((regions, share));
+        let (regions, ..) = open(&backing, &specs()).unwrap();
+        assert_eq!(regions.region(RegionId::LOCK).word(8).load(Ordering::SeqCst), 77);
+        let mut other = specs();
+        other[0].bytes *= 2;
+        assert!(matches!(open(&backing, &other), Err(ServeError::OtherShape { .. })));
+        assert!(open(&Backing::Inherited(-1), &specs()).is_err());
     }
 
     #[test]

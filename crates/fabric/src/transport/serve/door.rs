@@ -643,9 +643,10 @@ impl Door {
                 };
                 peer.send(&answer);
             }
-            (FromClient::Disconnect { gate }, Stage::Member { gates, .. }) => {
-                if let Some(gate) = gates.remove(&gate) {
-                    host.disconnect(&gate);
+            (FromClient::Disconnect { gate: number }, Stage::Member { holder, gates }) => {
+                match gates.remove(&number) {
+                    Some(gate) => host.disconnect(&gate),
+                    None => host.reclaim(number, &**holder),
                 }
             }
             // Gates are for those who map the memory.

@@ -20,8 +20,8 @@ mod peer;
 mod tests;
 
 pub use ask::{ServerPlace, status};
-pub use backing::Backing;
 pub(crate) use backing::map;
+pub use backing::{Backing, anonymous_memory};
 pub use error::ServeError;
 
 use super::host::Host;

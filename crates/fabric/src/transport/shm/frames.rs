@@ -13,7 +13,7 @@
 use crate::wire::{Malformed, Wire};
 
 /// The version of the protocol, and of what a gate looks like.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 const MAGIC: [u8; 8] = *b"FARWOOD\x01";
 const GREETING_BYTES: usize = 8 + 4 + 8;

@@ -16,7 +16,7 @@
 //! for good, and so is its lease. The same is done by a server that takes over kept memory, with the clients of its
 //! predecessor.
 //!
-//! **A server that is gone** closes the socket; the client then shuts its own gates, and every verb and call says so.
+//! **A server that is gone** closes the socket, but its memory is there: `client` says how its clients go on with the next process.
 //!
 //! **Trust.** Whoever may connect can map the memory, so the checks of verbs on the client's side guard against mistakes, not
 //! malice. The socket is the server's user's alone.

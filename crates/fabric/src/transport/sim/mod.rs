@@ -29,7 +29,7 @@ pub use world::SimCounts;
 use super::{Cluster, Inbox, Link, Origin, ReplySlot, View, Way};
 use crate::addr::{ServerId, SessionId};
 use crate::buf::BufPool;
-use crate::call::{Call, CallId, CallOutcome, Principal, Target};
+use crate::call::{Call, CallId, CallOutcome, Once, Principal, Target};
 use crate::caps::Capabilities;
 use crate::clock::{MICROSECOND, MILLISECOND, Nanos, SECOND};
 use crate::endpoint::{ClockSkew, Endpoint};
@@ -555,7 +555,10 @@ impl SimLink {
         ticket
     }
 
-    pub(super) async fn call(&self, target: Target, call: Call) -> CallOutcome {
+    pub(super) async fn call(&self, target: Target, call: Call, once: Once<'_>) -> CallOutcome {
+        if let Target::Server(server) = target {
+            once.check(self.cluster.world.borrow().life(server))?;
+        }
         let slot = Arc::new(ReplySlot::default());
         let guard = Calling { world: &self.cluster.world, id: call.id };
         self.cluster.world.borrow().call(self.group, target, call, &slot);

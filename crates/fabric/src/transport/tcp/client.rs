@@ -8,7 +8,7 @@ use super::station::{Station, aside};
 use super::verbs::MAX_VERBS;
 use crate::addr::{RegionId, ServerId, SessionId};
 use crate::buf::BufPool;
-use crate::call::{Call, CallError, CallId, CallOutcome, Principal, Target};
+use crate::call::{Call, CallError, CallId, CallOutcome, Once, Principal, Target};
 use crate::caps::Capabilities;
 use crate::error::FabricError;
 use crate::exec::Executor;
@@ -294,7 +294,7 @@ impl FarLink {
         posted.unwrap_or_else(|failure| Posted::Ready(Err(failure)))
     }
 
-    pub(crate) async fn call(&self, target: Target, call: Call) -> CallOutcome {
+    pub(crate) async fn call(&self, target: Target, call: Call, once: Once<'_>) -> CallOutcome {
         // Sessions are reached through the coordinator.
         let through = match target {
             Target::Server(server) => server,
@@ -315,7 +315,8 @@ impl FarLink {
         if route.station.line().is_lost() && route.station.restore_line().await.is_err() {
             return Err(CallError::Unknown);
         }
-        let line = route.station.line();
+        let (line, life) = route.station.line_of_life();
+        once.check(life)?;
         line.call(target, call).await
     }
 

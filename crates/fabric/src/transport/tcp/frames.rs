@@ -16,7 +16,7 @@ use crate::transport::verbs::queue::PortAddress;
 use crate::wire::{Wire, decode, wire_enum, wire_struct};
 
 /// The version of the protocol.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// What can be done beyond the version's minimum, one bit each: nothing yet.
 pub(crate) const FEATURES: u64 = 0;
 
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn the_first_words_never_change() {
         assert_eq!(greeting(9), *b"FARWOOD\x02\x09\0\0\0\0\0\0\0\0\0\0\0");
-        assert_eq!(introduction().encode()[..12], *b"FARWOOD\x02\x02\0\0\0");
+        assert_eq!(introduction().encode()[..12], *b"FARWOOD\x02\x03\0\0\0");
         let refused = crate::wire::encode(&Admission::Refused { why: "no".into() });
         assert_eq!(refused, *b"\x02\x02\0\0\0no");
     }

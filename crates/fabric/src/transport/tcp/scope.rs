@@ -35,7 +35,7 @@ impl Bench {
             memory.insert(id, RacyMemory::zeroed(MAPPED_BYTES).expect("a little memory"));
         }
         let gates = Gates::new(RacyMemory::zeroed(4096).expect("a little memory"));
-        let gate = gates.take(None).expect("there are gates");
+        let gate = gates.take(None, (crate::addr::SessionId::new(1), 1)).expect("there are gates");
         let reach = Reach { server: SERVER, table, gate: gate.clone() };
         Self { reach, memory, _gates: gates, gate }
     }

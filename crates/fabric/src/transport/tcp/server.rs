@@ -176,7 +176,7 @@ impl Desk {
             fenced,
             clock: RealClock::new(),
             stop: AtomicBool::new(false),
-            next_id: AtomicU64::new(1),
+            next_id: AtomicU64::new(host.first_connection()),
             known: Mutex::default(),
             newcomers: Mutex::default(),
             any_newcomers: AtomicBool::new(false),

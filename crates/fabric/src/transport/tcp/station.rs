@@ -16,7 +16,7 @@ use crate::error::FabricError;
 use crate::exec::lock;
 use crate::region::{Identity, RegionTable};
 use crate::transport::line::frames::{FromClient, FromServer};
-use crate::transport::line::{Inboxes, Line};
+use crate::transport::line::{Inboxes, Line, serving};
 use crate::transport::stream::Stream;
 use crate::transport::verbs::queue::PortAddress;
 use crate::wire::decode;
@@ -35,7 +35,8 @@ pub(crate) struct Station {
     identity: Identity,
     table: RegionTable,
     inboxes: Inboxes,
-    line: Mutex<Arc<Line>>,
+    /// With the life of the server at its other end.
+    line: Mutex<(Arc<Line>, u64)>,
     /// At opening the line again.
     reopening: Arc<Attempts>,
     lost: AtomicBool,
@@ -51,9 +52,9 @@ impl Station {
             options: options.clone(),
             table: RegionTable::new(&identity.regions),
             reopening: Attempts::new(identity.server),
+            line: Mutex::new((line, identity.life)),
             identity,
             inboxes,
-            line: Mutex::new(line),
             lost: AtomicBool::new(false),
         }))
     }
@@ -80,7 +81,13 @@ impl Station {
     }
 
     pub(crate) fn line(&self) -> Arc<Line> {
-        Arc::clone(&lock(&self.line))
+        self.line_of_life().0
+    }
+
+    /// The line, and the life of the server at its other end.
+    pub(crate) fn line_of_life(&self) -> (Arc<Line>, u64) {
+        let line = lock(&self.line);
+        (Arc::clone(&line.0), line.1)
     }
 
     fn gone(&self) -> FabricError {
@@ -124,11 +131,10 @@ impl Station {
         let server = self.id();
         let opened = open_line(&self.address, &self.options, &self.inboxes);
         let (identity, line) = opened.map_err(|_| FabricError::Disconnected { server })?;
-        if identity != self.identity {
+        if !identity.has_memory_of(&self.identity) {
             return Err(self.gone());
         }
-        let serving: Vec<_> = lock(&self.inboxes).iter().map(|(key, (ticket, _))| (*key, *ticket)).collect();
-        for (key, ticket) in serving {
+        for (key, ticket) in serving(&self.inboxes) {
             let who = Principal { session: key.0, term: key.1, ticket };
             let answer = line.ask(|request| FromClient::Serve { request, who });
             if !matches!(answer, Some(FromServer::Serving { accepted: true, .. })) {
@@ -137,7 +143,7 @@ impl Station {
                 }
             }
         }
-        *lock(&self.line) = line;
+        *lock(&self.line) = (line, identity.life);
         Ok(())
     }
 

@@ -190,7 +190,7 @@ impl Dock {
             domain,
             host: Arc::clone(host),
             max_connections,
-            next_id: AtomicU64::new(1),
+            next_id: AtomicU64::new(host.first_connection()),
             wake,
             stop: AtomicBool::new(false),
         })

@@ -102,6 +102,8 @@ pub(super) struct SimServer {
     /// Flights whose current verb is longer than a word and open here.
     open: Vec<usize>,
     lost: bool,
+    /// How often its logic has started on its memory.
+    life: u64,
 }
 
 /// A call whose reply has not come.

@@ -1,7 +1,7 @@
 //! Servers: how they begin, how they are lost, and how another process takes over the memory of one.
 
 use super::{ConnectionState, Event, SimServer, What, World, server_group};
-use crate::addr::{RegionId, ServerId};
+use crate::addr::{RegionId, ServerId, SessionId};
 use crate::call::Target;
 use crate::clock::Nanos;
 use crate::region::RegionTable;
@@ -37,7 +37,8 @@ impl World {
     }
 
     /// Another process takes over the server's memory. Verbs in flight land now or never, procedures end, and calls that have
-    /// not been answered stay so; nobody is admitted until it comes to the new process with a call of its own.
+    /// not been answered stay so. The sessions that it lets in again reconnect and go on; where clients touch memory themselves, nothing is in
+    /// flight at the server, and they find another gate without noticing ([`crate::transport::shm`]). All others find their connections closed.
     pub(super) fn restart_server(&mut self, server: usize) {
         if self.servers[server].lost {
             return;
@@ -48,21 +49,48 @@ impl World {
         let target = Target::Server(self.view.servers[server].server);
         self.give_up_calls(|_, of| of == target);
         if server == ServerId::COORDINATOR.index() {
-            for (_, (inbox, _)) in self.inboxes.drain() {
-                inbox.close();
-            }
             self.give_up_calls(|_, of| matches!(of, Target::Session(_)));
-        }
-        for connection in 0..self.connections.len() {
-            if self.connections[connection].server == server {
-                self.sever(connection);
-                self.connections[connection].state = ConnectionState::Closed;
-            }
         }
         let (now, started) = (self.now, &mut self.servers[server]);
         started.admitted.clear();
         let identity = started.start(now).expect("it started on this memory before");
-        debug_assert_eq!(identity.server, self.view.servers[server].server);
+        debug_assert!(identity.has_memory_of(&self.view.servers[server]));
+        self.carry_out_readmission(server);
+        if server == ServerId::COORDINATOR.index() {
+            let admitted = &self.servers[server].admitted;
+            let mut ended: Vec<SessionId> =
+                self.inboxes.keys().filter(|session| !admitted.contains_key(session)).copied().collect();
+            ended.sort_unstable();
+            for (inbox, _) in ended.iter().filter_map(|session| self.inboxes.remove(session)) {
+                inbox.close();
+            }
+        }
+        for connection in 0..self.connections.len() {
+            let c = &self.connections[connection];
+            if c.server != server || c.state == ConnectionState::Closed {
+                continue;
+            }
+            let goes_on = !c.near && self.servers[server].admitted.contains_key(&c.session);
+            if goes_on && self.config.capabilities.immediate {
+                continue;
+            }
+            self.sever(connection);
+            self.counts.broken += u64::from(goes_on);
+            self.connections[connection].state =
+                if goes_on { ConnectionState::Broken } else { ConnectionState::Closed };
+        }
+    }
+
+    /// Lets those in whom the logic knows.
+    fn carry_out_readmission(&mut self, server: usize) {
+        let SimServer { logic, regions, .. } = &mut self.servers[server];
+        let actions = logic.readmit(&SimServerMemory { regions: RefCell::new(regions) });
+        self.carry_out(server, actions);
+    }
+
+    /// Which life of a server this is.
+    pub(in crate::transport::sim) fn life(&self, server: ServerId) -> u64 {
+        self.servers.get(server.index()).map_or(0, |server| server.life)
     }
 }
 
@@ -74,7 +102,7 @@ impl SimServer {
             regions[usize::from(spec.id.get())] = Some(Memory::new(spec));
         }
         let table = RegionTable::new(&specs);
-        Self { logic, table, regions, admitted: FxHashMap::default(), open: Vec::new(), lost: false }
+        Self { logic, table, regions, admitted: FxHashMap::default(), open: Vec::new(), lost: false, life: 0 }
     }
 
     /// Lets the logic start on the server's memory.
@@ -82,8 +110,10 @@ impl SimServer {
         &mut self,
         now: Nanos,
     ) -> Result<crate::region::Identity, crate::server::StartError> {
-        let Self { logic, regions, .. } = self;
-        logic.start(&SimServerMemory { regions: RefCell::new(regions) }, now)
+        let Self { logic, regions, life, .. } = self;
+        let identity = logic.start(&SimServerMemory { regions: RefCell::new(regions) }, now)?;
+        *life = identity.life;
+        Ok(identity)
     }
 }
 
