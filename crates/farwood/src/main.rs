@@ -11,6 +11,7 @@ mod evict;
 mod fleet;
 mod gateway;
 mod interrupt;
+mod keeping;
 mod litmus;
 mod page;
 mod probe;

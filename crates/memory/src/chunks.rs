@@ -21,6 +21,10 @@
 //!
 //! Invariants: ONE-OWNER, TYPE-STABLE, and every chunk is in exactly one extent or free.
 
+mod mend;
+
+pub(crate) use mend::{SET_ASIDE, mend};
+
 use crate::config::ServerConfig;
 use crate::layout::{self, Layout, chunk_entry};
 use farwood_fabric::addr::{RegionId, ServerId, SessionId};

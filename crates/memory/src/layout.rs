@@ -26,6 +26,9 @@
 //! +88  next session     8 B   the slot where the search for a free number begins
 //! +96  next term        8 B   stored before the entry that has the term: a crash skips terms, never repeats one
 //! +104 coordinator      8 B   the incarnation of the coordinator whose sessions come here; 0: none came yet
+//! +112 lost below       8 B   (other servers) indexes with lower numbers lost what they had here
+//! +2048 torn            8 B   1: the memory was not whole when it was taken over; stays until it is formatted anew
+//! +2056 failed, pieces, dropped, set aside, number of indexes, indexes: 8 B each, see `torn`
 //!
 //! session entry
 //! +0   state            1 B   | read only, lost, reaper 1 bit each | adopter 2 B | zero 4 B      <- commit word
@@ -67,7 +70,7 @@ use farwood_fabric::region::{Permissions, PoolId, RegionSpec};
 use farwood_fabric::server::{ServerMemory, StartError};
 
 /// Version of everything above.
-pub const FORMAT_VERSION: u32 = 3;
+pub const FORMAT_VERSION: u32 = 4;
 /// First word of META.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"FARWOOD\0");
 /// What the big tables are aligned to.
@@ -106,6 +109,17 @@ pub(crate) mod superblock {
     /// (Other servers) Indexes with numbers below this lost what they had here.
     pub(crate) const LOST_BELOW_AT: u64 = 112;
     const _: () = assert!(LOST_BELOW_AT + 8 <= super::SUPERBLOCK_BYTES);
+}
+
+/// Words of the superblock that say what was not whole.
+pub(crate) mod torn_mark {
+    pub(crate) const IS_TORN_AT: u64 = 2048;
+    /// Five words, then the numbers of indexes.
+    pub(crate) const FAILED_AT: u64 = 2056;
+    /// So many of them are kept.
+    pub(crate) const MAX_INDEXES: usize = 64;
+    const _: () = assert!(super::superblock::LOST_BELOW_AT + 8 <= IS_TORN_AT);
+    const _: () = assert!(FAILED_AT + (5 + MAX_INDEXES as u64) * 8 <= super::SUPERBLOCK_BYTES);
 }
 
 /// Words of a session's entry.
@@ -272,6 +286,12 @@ pub(crate) fn format(memory: &dyn ServerMemory, config: &ServerConfig) {
     clear(memory, RegionId::META, 0, layout.meta_bytes);
     clear(memory, RegionId::BOARD, 0, layout.board_bytes);
     clear(memory, RegionId::LOCK, 0, config.lock_bytes);
+    store_superblock(memory, config);
+}
+
+/// The superblock of memory that is empty otherwise.
+pub(crate) fn store_superblock(memory: &dyn ServerMemory, config: &ServerConfig) {
+    clear(memory, RegionId::META, 0, SUPERBLOCK_BYTES);
     for (at, value) in shape(config) {
         store(memory, at, value);
     }
@@ -343,6 +363,11 @@ fn shape_word(config: &ServerConfig) -> u64 {
 
 pub(crate) fn low_half(value: u128) -> u64 {
     value.to_le_bytes().first_chunk().map_or(0, |half| u64::from_le_bytes(*half))
+}
+
+/// Nothing of ours.
+pub(crate) fn not_ours() -> StartError {
+    StartError::Mismatch("it holds something that is not Farwood's".to_owned())
 }
 
 /// A table entry that this code cannot have written.
