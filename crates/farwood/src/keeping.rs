@@ -123,8 +123,9 @@ impl KeptFolder {
         let said = std::fs::read_to_string(folder.join(Self::RECORD)).unwrap_or_default();
         let openings = match said.lines().nth(1) {
             None => Openings::default(),
-            Some(line) => Openings::parse(line)
-                .ok_or_else(|| format!("{} does not say how its memory was left", folder.join(Self::RECORD).display()))?,
+            Some(line) => Openings::parse(line).ok_or_else(|| {
+                format!("{} does not say how its memory was left", folder.join(Self::RECORD).display())
+            })?,
         };
         let mut kept = Self { folder: folder.to_owned(), servers, pool, openings };
         kept.openings = openings.begin(&kept.left());
@@ -153,7 +154,9 @@ impl KeptFolder {
     pub(crate) fn explain(&self, why: &str) -> String {
         let folder = self.folder.display();
         if why.contains("is not whole") {
-            return format!("{why}. The whole pool is in {folder}: `farwood up --path {folder} --accept-torn` serves what is left of it");
+            return format!(
+                "{why}. The whole pool is in {folder}: `farwood up --path {folder} --accept-torn` serves what is left of it"
+            );
         }
         why.to_owned()
     }

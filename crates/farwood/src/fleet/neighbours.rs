@@ -129,7 +129,8 @@ impl Neighbours {
     /// The same, with everything said.
     pub(crate) fn start_as(plan: &Plan) -> Result<(Self, Cluster), String> {
         let all_bytes = plan.shape.bytes.saturating_mul(u64::from(plan.shape.servers));
-        let closing = plan.kept.as_ref().map_or(Duration::ZERO, |_| Duration::from_secs(all_bytes / CLOSED_PER_SECOND));
+        let closing =
+            plan.kept.as_ref().map_or(Duration::ZERO, |_| Duration::from_secs(all_bytes / CLOSED_PER_SECOND));
         let mut neighbours = Self { servers: Vec::new(), folder: Folder::make()?, ending: ENDING + closing };
         let mut addresses = Vec::new();
         for server in 0..plan.shape.servers {
