@@ -90,7 +90,10 @@ fn torn_files_that_are_accepted_are_served() {
         };
         assert!(server.torn().is_some(), "round {round}: {what}: it does not say that it is torn");
         match world::read_all(&server) {
-            Err(_) => errors += 1,
+            Err(error) => {
+                println!("round {round}: {what}: {error}");
+                errors += 1;
+            }
             Ok(found) => {
                 for (key, value) in found {
                     let is_right = value.is_some_and(|value| world::is_value_of(&key, &value));
