@@ -55,7 +55,8 @@ mod tests {
     fn without_checksums_nothing_is_trusted() {
         let piece = Piece { region: RegionId::MAIN, offset: 64, bytes: 64 };
         let known = Damage { pieces: 9, failed: vec![piece] };
-        let touched = [(0, 64), (0, 65), (127, 1), (128, 1)].map(|(at, bytes)| known.touches(RegionId::MAIN, at, bytes));
+        let touched = [(0, 64), (0, 65), (127, 1), (128, 1)]
+            .map(|(at, bytes)| known.touches(RegionId::MAIN, at, bytes));
         assert_eq!(touched, [false, true, true, false]);
         assert!(!known.touches(RegionId::META, 64, 64));
         assert!(Damage::default().touches(RegionId::META, 0, 1));

@@ -44,16 +44,12 @@ pub(crate) fn mend(
         }
         _ => return Err(layout::not_ours()),
     };
-    let mut mending = Mending {
-        memory,
-        config,
-        layout: Layout::new(config),
-        damage,
-        dropped: 0,
-        indexes: BTreeSet::new(),
-    };
+    let mut mending =
+        Mending { memory, config, layout: Layout::new(config), damage, dropped: 0, indexes: BTreeSet::new() };
     if is_rebuilt {
-        mending.drop_entry("the superblock is gone and made again; the pool and its servers are taken from the command line");
+        mending.drop_entry(
+            "the superblock is gone and made again; the pool and its servers are taken from the command line",
+        );
         layout::store_superblock(memory, config);
     }
     mending.sessions(is_rebuilt);
@@ -105,12 +101,23 @@ impl Mending<'_> {
         for number in 0..self.config.max_sessions {
             let at = self.layout.session_entry(number);
             let word = |word_at: u64| self.load(at + word_at);
-            let [commit, pin, flushed, its_term] =
-                [session_entry::COMMIT_AT, session_entry::PIN_AT, session_entry::FLUSHED_AT, session_entry::TERM_AT]
-                    .map(word);
-            let most = if is_rebuilt || !self.config.is_coordinator() { PLAUSIBLE } else { stored.saturating_add(LEAP) };
+            let [commit, pin, flushed, its_term] = [
+                session_entry::COMMIT_AT,
+                session_entry::PIN_AT,
+                session_entry::FLUSHED_AT,
+                session_entry::TERM_AT,
+            ]
+            .map(word);
+            let most = if is_rebuilt || !self.config.is_coordinator() {
+                PLAUSIBLE
+            } else {
+                stored.saturating_add(LEAP)
+            };
             if !sessions::is_entry(commit, its_term) || its_term >= most {
-                self.drop_entry(&format!("the entry of session {} makes no sense and is dropped", number + 1));
+                self.drop_entry(&format!(
+                    "the entry of session {} makes no sense and is dropped",
+                    number + 1
+                ));
                 layout::clear(self.memory, RegionId::META, at, farwood_fabric::control::SESSION_ENTRY_BYTES);
                 continue;
             }
@@ -131,14 +138,17 @@ impl Mending<'_> {
     /// (Coordinator) Drops what is no index; the indexes that are left.
     fn catalog(&mut self) -> BTreeSet<IndexId> {
         let stored = self.load(superblock::NEXT_INDEX_AT);
-        let (mut known, mut names, mut next) = (BTreeSet::new(), BTreeSet::new(), stored.clamp(1, u64::from(u32::MAX / 2)));
+        let (mut known, mut names, mut next) =
+            (BTreeSet::new(), BTreeSet::new(), stored.clamp(1, u64::from(u32::MAX / 2)));
         for slot in 0..self.config.max_indexes {
             let at = self.layout.catalog_entry(slot);
             let fault = match catalog::entry_at(self.memory, at) {
                 Some(None) => continue,
                 None => "makes no sense",
                 Some(Some((id, _))) if id == 0 || id >= u32::MAX / 2 => "makes no sense",
-                Some(Some((id, name))) if known.contains(&id) || !names.insert(name.clone()) => "is there twice",
+                Some(Some((id, name))) if known.contains(&id) || !names.insert(name.clone()) => {
+                    "is there twice"
+                }
                 Some(Some((id, _))) => {
                     known.insert(id);
                     next = next.max(u64::from(id) + 1);
@@ -151,7 +161,9 @@ impl Mending<'_> {
                     continue;
                 }
             };
-            self.drop_entry(&format!("the catalog's entry {slot} {fault} and is dropped: that index is lost"));
+            self.drop_entry(&format!(
+                "the catalog's entry {slot} {fault} and is dropped: that index is lost"
+            ));
             layout::clear(self.memory, RegionId::META, at, layout::CATALOG_ENTRY_BYTES);
         }
         // A crash may have come between an entry and the next number, so only what is far beyond is sure to be new.
@@ -203,3 +215,6 @@ pub(crate) fn load_mark(memory: &dyn ServerMemory) -> Option<Torn> {
     let indexes = (0..indexes).filter_map(|n| IndexId::try_from(word(5 + n)).ok()).collect();
     Some(Torn { failed: word(0), pieces: word(1), dropped: word(2), set_aside: word(3), indexes })
 }
+
+#[cfg(test)]
+mod tests;

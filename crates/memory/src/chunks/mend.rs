@@ -109,13 +109,17 @@ impl Mender<'_> {
 
     fn mend_used(&mut self, at: u32, kind: ChunkType, count: u32) {
         let begin = self.table.offset(at);
-        if self.damage.touches(RegionId::MAIN, begin, u64::from(count) * self.table.chunk_bytes) || self.is_doubtful(at) {
+        if self.damage.touches(RegionId::MAIN, begin, u64::from(count) * self.table.chunk_bytes)
+            || self.is_doubtful(at)
+        {
             self.mended.indexes.insert(kind.index);
         }
         if kind.object_bytes == 0 {
             return;
         }
-        let Some(objects) = ObjectChunk::new(self.table.chunk_bytes, kind.object_bytes).filter(|_| count == 1) else {
+        let Some(objects) =
+            ObjectChunk::new(self.table.chunk_bytes, kind.object_bytes).filter(|_| count == 1)
+        else {
             self.mended.lines.push(format!("chunk {at} cannot hold what its entry says, and is set aside"));
             self.set_aside(at, count);
             return;
@@ -151,7 +155,8 @@ impl Mender<'_> {
     /// For which objects a chunk is, as it says itself.
     fn header(&self, at: u32) -> Option<ChunkType> {
         let begin = self.table.offset(at);
-        let [magic, kind, sizes] = [0, 8, 16].map(|word_at| self.memory.load(RegionId::MAIN, begin + word_at));
+        let [magic, kind, sizes] =
+            [0, 8, 16].map(|word_at| self.memory.load(RegionId::MAIN, begin + word_at));
         let kind = ChunkType {
             index: (kind & 0xffff_ffff) as u32,
             class: (kind >> 32 & 0xffff) as u16,
@@ -164,13 +169,19 @@ impl Mender<'_> {
     fn is_zero(&self, at: u32) -> bool {
         let begin = self.table.offset(at);
         debug_assert!(begin >= MAIN_BASE, "chunks begin behind the reserved page");
-        (begin..begin + self.table.chunk_bytes).step_by(8).all(|word| self.memory.load(RegionId::MAIN, word) == 0)
+        (begin..begin + self.table.chunk_bytes)
+            .step_by(8)
+            .all(|word| self.memory.load(RegionId::MAIN, word) == 0)
     }
 
     /// It stays an index's, and nobody's in particular.
     fn keep(&mut self, at: u32, kind: ChunkType, count: u32) {
         self.mended.indexes.insert(kind.index);
-        self.table.commit(self.memory, at, Extent::Used { kind, owner: SessionId::NONE, count, shared: true });
+        self.table.commit(
+            self.memory,
+            at,
+            Extent::Used { kind, owner: SessionId::NONE, count, shared: true },
+        );
     }
 
     /// No object of the chunk is free, until somebody has looked which are.
@@ -185,7 +196,11 @@ impl Mender<'_> {
 
     fn set_aside(&mut self, at: u32, count: u32) -> u32 {
         let kind = ChunkType { index: SET_ASIDE, class: 0, object_bytes: 0 };
-        self.table.commit(self.memory, at, Extent::Used { kind, owner: SessionId::NONE, count, shared: true });
+        self.table.commit(
+            self.memory,
+            at,
+            Extent::Used { kind, owner: SessionId::NONE, count, shared: true },
+        );
         self.mended.set_aside += count;
         count
     }

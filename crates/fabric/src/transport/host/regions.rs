@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 #[derive(Default, Debug)]
 pub(crate) struct Regions {
     regions: [Option<RacyMemory>; RegionId::MAX as usize + 1],
-    found: Found,
+    pub(crate) found: Found,
 }
 
 impl Regions {

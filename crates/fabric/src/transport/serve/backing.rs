@@ -167,8 +167,7 @@ fn open_in(
             reserve(&file, [layout.first_block()], name)?;
         }
         let block = map(&descriptor, layout.first_block(), true).map_err(&failed)?;
-        let (taken, found) =
-            Keeper::take((&file, name), (kind, &layout, block), &regions, length, keep)?;
+        let (taken, found) = Keeper::take((&file, name), (kind, &layout, block), &regions, length, keep)?;
         regions.set_found(found);
         keeper = Some(taken);
     }
@@ -251,11 +250,7 @@ fn check_room(file: &File, layout: &Layout, name: &str) -> Result<(), ServeError
 }
 
 /// Makes sure that all bytes are there: a full file system shows now, not as a crash in the middle of a verb.
-fn reserve(
-    file: &File,
-    extents: impl IntoIterator<Item = Extent>,
-    name: &str,
-) -> Result<(), ServeError> {
+fn reserve(file: &File, extents: impl IntoIterator<Item = Extent>, name: &str) -> Result<(), ServeError> {
     let failed = ServeError::memory(name);
     for extent in extents {
         rustix::fs::fallocate(file, FallocateFlags::empty(), extent.offset, extent.bytes)
@@ -367,7 +362,10 @@ mod tests {
     fn more_memory_than_there_is_is_refused_before_it_is_taken() {
         let mut greedy = specs();
         greedy[0].bytes = 1 << 50;
-        assert!(matches!(open(&Backing::Memfd, &KeepOptions::default(), &greedy), Err(ServeError::NotEnoughMemory { .. })));
+        assert!(matches!(
+            open(&Backing::Memfd, &KeepOptions::default(), &greedy),
+            Err(ServeError::NotEnoughMemory { .. })
+        ));
         assert!(open(&Backing::Memfd, &KeepOptions::default(), &specs()).is_ok());
     }
 
@@ -377,16 +375,22 @@ mod tests {
         let backing = Backing::Path(path.clone());
         let (regions, _, share) = open(&backing, &KeepOptions::default(), &specs()).unwrap();
         regions.region(RegionId::LOCK).word(8).store(77, Ordering::SeqCst);
-        assert!(matches!(open(&backing, &KeepOptions::default(), &specs()), Err(ServeError::MemoryInUse { .. })));
+        assert!(matches!(
+            open(&backing, &KeepOptions::default(), &specs()),
+            Err(ServeError::MemoryInUse { .. })
+        ));
         // What a client holds does not keep the next server out.
         let clients = share.descriptor.try_clone().unwrap();
         drop(share);
         let (regions, _, second) = open(&backing, &KeepOptions::default(), &specs()).unwrap();
         assert_eq!(regions.region(RegionId::LOCK).word(8).load(Ordering::SeqCst), 77);
-        drop((regions, clients));
+        drop((regions, second, clients));
         let mut other = specs();
         other[0].bytes *= 2;
-        assert!(matches!(open(&backing, &KeepOptions::default(), &other), Err(ServeError::OtherShape { .. })));
+        assert!(matches!(
+            open(&backing, &KeepOptions::default(), &other),
+            Err(ServeError::OtherShape { .. })
+        ));
         std::fs::remove_file(&path).unwrap();
     }
 }

@@ -223,7 +223,8 @@ fn prepare(logic: Arc<dyn ServerLogic>, options: &ServeOptions) -> Result<(Arc<S
     let regions = Arc::new(regions);
     let prepared = prepare_on(logic, options, (Arc::clone(&regions), gates), (device, may_mix));
     // Nobody has been let in.
-    let shared = prepared.inspect_err(|_| share.keeper.iter_mut().for_each(|keeper| keeper.put_back(&regions)))?;
+    let shared =
+        prepared.inspect_err(|_| share.keeper.iter_mut().for_each(|keeper| keeper.put_back(&regions)))?;
     Ok((shared, share))
 }
 

@@ -216,14 +216,20 @@ pub enum NotWhole {
 impl fmt::Display for NotWhole {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::InUse => f.write_str("it was in use when the machine went down, so its pages may be of different ages"),
-            Self::Copied => f.write_str("it is a copy made while a server used it, so its pages may be of different ages"),
+            Self::InUse => {
+                f.write_str("it was in use when the machine went down, so its pages may be of different ages")
+            }
+            Self::Copied => {
+                f.write_str("it is a copy made while a server used it, so its pages may be of different ages")
+            }
             Self::Pieces { failed, pieces, region, offset } => write!(
                 f,
                 "{failed} of {pieces} pieces are not what they were when it was closed (the first: region {region} at \
                  {offset:#x})"
             ),
-            Self::Checksums => f.write_str("the checksums in it are not those that were there when it was closed"),
+            Self::Checksums => {
+                f.write_str("the checksums in it are not those that were there when it was closed")
+            }
             Self::NoHeader => f.write_str("it holds data, and no header that says how it was left"),
             Self::Length { found, expected } => write!(f, "it has {found} bytes and had {expected}"),
             Self::Older { found, expected } => {

@@ -179,7 +179,11 @@ impl Keeper {
                 sequence: said.map_or(0, |(_, header)| header.sequence),
                 opening: said.map_or(0, |(_, header)| header.opening),
                 boot,
-                file: if kind == Kind::Device { (metadata.rdev(), 0) } else { (metadata.dev(), metadata.ino()) },
+                file: if kind == Kind::Device {
+                    (metadata.rdev(), 0)
+                } else {
+                    (metadata.dev(), metadata.ino())
+                },
                 total: layout.total,
                 piece_bytes,
                 pieces: header::pieces(layout, piece_bytes).count() as u64,
@@ -209,7 +213,13 @@ impl Keeper {
         Ok((keeper, found))
     }
 
-    fn look(&self, said: Option<Header>, regions: &Regions, length: Length, last: Option<LastOpening>) -> Look {
+    fn look(
+        &self,
+        said: Option<Header>,
+        regions: &Regions,
+        length: Length,
+        last: Option<LastOpening>,
+    ) -> Look {
         let unknown = |why| Look::NotWhole(why, Damage::default());
         let Some(said) = said else {
             let is_empty = length == Length::Empty || self.is_zero(regions);
@@ -247,7 +257,12 @@ impl Keeper {
             return Look::NotWhole(NotWhole::Checksums, Damage::default());
         }
         let stored = sums.chunks_exact(8).map(|sum| sum.try_into().map_or(0, u64::from_le_bytes));
-        let failed: Vec<Piece> = self.sums(regions).zip(stored).filter(|((_, sum), s)| sum != s).map(|((piece, _), _)| piece).collect();
+        let failed: Vec<Piece> = self
+            .sums(regions)
+            .zip(stored)
+            .filter(|((_, sum), s)| sum != s)
+            .map(|((piece, _), _)| piece)
+            .collect();
         let pieces = said.pieces;
         let why = match (failed.first(), length) {
             (_, Length::Wrong { found }) => NotWhole::Length { found, expected: self.layout.total },
