@@ -140,8 +140,12 @@ impl RacyMemory {
     /// Writes what processors' caches hold of a mapped device back to it: only that survives a power cut. (Stores of other processes
     /// included: caches are coherent.)
     pub fn write_back(&self) -> io::Result<()> {
+        if !cfg!(target_arch = "x86_64") {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         // SAFETY: the range is this block's own memory.
-        unsafe { write_back(self.base.as_ptr().cast(), self.bytes) }
+        unsafe { write_back(self.base.as_ptr().cast(), self.bytes) };
+        Ok(())
     }
 
     /// Where it begins, for those who make it known to a network card.
@@ -336,7 +340,7 @@ impl fmt::Debug for RacyMemory {
 /// # Safety
 /// The range is mapped.
 #[cfg(target_arch = "x86_64")]
-unsafe fn write_back(memory: *const u8, bytes: usize) -> io::Result<()> {
+unsafe fn write_back(memory: *const u8, bytes: usize) {
     // The instruction keeps its order with stores before it and with fences.
     fence(Ordering::SeqCst);
     for at in (0..bytes).step_by(LINE) {
@@ -344,17 +348,14 @@ unsafe fn write_back(memory: *const u8, bytes: usize) -> io::Result<()> {
         unsafe { std::arch::x86_64::_mm_clflush(memory.wrapping_add(at)) };
     }
     fence(Ordering::SeqCst);
-    Ok(())
 }
 
-/// The same where nobody has said how: kept memory on a device is never marked as closed there.
+/// Where nobody has said how, it is not called: kept memory on a device is never closed there.
 ///
 /// # Safety
 /// None is needed.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn write_back(_: *const u8, _: usize) -> io::Result<()> {
-    Err(io::ErrorKind::Unsupported.into())
-}
+unsafe fn write_back(_: *const u8, _: usize) {}
 
 /// Says that a byte will be needed soon.
 #[inline]

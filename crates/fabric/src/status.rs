@@ -113,13 +113,13 @@ wire_struct!(Tables {
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Torn {
     /// So many pieces did not have the checksum that they were closed with.
-    pub failed: u64,
+    pub failed: u32,
     /// Of so many; 0: it was not closed, so that any page may be of any age.
-    pub pieces: u64,
+    pub pieces: u32,
     /// Entries of tables, and headers of chunks, that made no sense.
-    pub dropped: u64,
+    pub dropped: u32,
     /// Chunks that nobody can say anything about, so that they are never used again.
-    pub set_aside: u64,
+    pub set_aside: u32,
     /// Indexes that have something in what may be other than it was.
     pub indexes: Vec<IndexId>,
 }

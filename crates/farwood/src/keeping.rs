@@ -188,8 +188,8 @@ fn replace(file: &Path, text: &str) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn left(opening: u64, is_closed: bool) -> Option<Left> {
-        Some(Left { opening, is_closed })
+    fn left(opening: u64, is_closed: bool) -> Left {
+        Left { opening, is_closed }
     }
 
     #[test]
@@ -197,13 +197,13 @@ mod tests {
         let first = Openings::default().begin(&[None, None]);
         assert_eq!((first.number, first.tried), (0, 1));
         // It failed half way, or a server was started by hand; the next one is another than any file has.
-        assert_eq!(first.begin(&[left(1, false), None]).tried, 2);
-        let second = first.begin(&[left(4, false), None]);
+        assert_eq!(first.begin(&[Some(left(1, false)), None]).tried, 2);
+        let second = first.begin(&[Some(left(4, false)), None]);
         let done = second.done();
         assert_eq!(done, Openings { number: 5, tried: 5, is_closed: false });
-        assert!(done.ended(&[left(5, true), left(5, true)]).is_closed);
-        for not_closed in [left(5, false), left(4, true), None] {
-            assert!(!done.ended(&[left(5, true), not_closed]).is_closed, "{not_closed:?}");
+        assert!(done.ended(&[Some(left(5, true)); 2]).is_closed);
+        for not_closed in [Some(left(5, false)), Some(left(4, true)), None] {
+            assert!(!done.ended(&[Some(left(5, true)), not_closed]).is_closed, "{not_closed:?}");
         }
         for openings in [first, done, Openings { is_closed: true, ..done }] {
             assert_eq!(Openings::parse(&openings.text()), Some(openings));

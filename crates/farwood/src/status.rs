@@ -96,11 +96,11 @@ enum PagesFound {
 
 #[derive(Serialize, Debug)]
 struct TornMemory {
-    pieces_failed: u64,
+    pieces_failed: u32,
     /// 0: it was not closed, so that any page may be of any age.
-    pieces: u64,
-    entries_dropped: u64,
-    chunks_set_aside: u64,
+    pieces: u32,
+    entries_dropped: u32,
+    chunks_set_aside: u32,
     /// The numbers of indexes that have something there.
     indexes: Vec<u32>,
 }

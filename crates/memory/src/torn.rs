@@ -62,10 +62,10 @@ pub(crate) fn mend(
     mended.lines.iter().for_each(|line| mending.drop_entry(line));
     mending.indexes.extend(&mended.indexes);
     let torn = Torn {
-        failed: damage.failed.len() as u64,
-        pieces: damage.pieces,
+        failed: u32::try_from(damage.failed.len()).unwrap_or(u32::MAX),
+        pieces: u32::try_from(damage.pieces).unwrap_or(u32::MAX),
         dropped: mending.dropped,
-        set_aside: u64::from(mended.set_aside),
+        set_aside: mended.set_aside,
         indexes: mending.indexes.into_iter().take(torn_mark::MAX_INDEXES).collect(),
     };
     tracing::warn!("memory server {} serves memory that is torn: {torn}", config.server);
@@ -78,7 +78,7 @@ struct Mending<'a> {
     config: &'a ServerConfig,
     layout: Layout,
     damage: &'a Damage,
-    dropped: u64,
+    dropped: u32,
     /// Of which something may be other than it was.
     indexes: BTreeSet<IndexId>,
 }
@@ -197,10 +197,11 @@ impl Mending<'_> {
 }
 
 fn store_mark(memory: &dyn ServerMemory, torn: &Torn) {
-    let words = [torn.failed, torn.pieces, torn.dropped, torn.set_aside, torn.indexes.len() as u64];
-    let indexes = torn.indexes.iter().map(|id| u64::from(*id));
+    let indexes = u32::try_from(torn.indexes.len()).unwrap_or(0);
+    let words = [torn.failed, torn.pieces, torn.dropped, torn.set_aside, indexes];
+    let indexes = torn.indexes.iter().copied();
     for (at, word) in (torn_mark::FAILED_AT..).step_by(8).zip(words.into_iter().chain(indexes)) {
-        layout::store(memory, at, word);
+        layout::store(memory, at, u64::from(word));
     }
     layout::store(memory, torn_mark::IS_TORN_AT, 1);
 }
@@ -210,9 +211,10 @@ pub(crate) fn load_mark(memory: &dyn ServerMemory) -> Option<Torn> {
     if layout::load(memory, torn_mark::IS_TORN_AT) == 0 {
         return None;
     }
-    let word = |n: u64| layout::load(memory, torn_mark::FAILED_AT + n * 8);
-    let indexes = word(4).min(torn_mark::MAX_INDEXES as u64);
-    let indexes = (0..indexes).filter_map(|n| IndexId::try_from(word(5 + n)).ok()).collect();
+    // All of these were numbers of 32 bits when they were stored.
+    let word = |n: u64| u32::try_from(layout::load(memory, torn_mark::FAILED_AT + n * 8)).unwrap_or(u32::MAX);
+    let indexes = u64::from(word(4)).min(torn_mark::MAX_INDEXES as u64);
+    let indexes = (0..indexes).map(|n| word(5 + n)).collect();
     Some(Torn { failed: word(0), pieces: word(1), dropped: word(2), set_aside: word(3), indexes })
 }
 

@@ -97,7 +97,7 @@ impl<'a> Tear<'a> {
 /// that does not count.
 fn counts(closed: &[u8], old: &[u8], now: &[u8], at: usize) -> bool {
     let page = |bytes: &'_ [u8]| bytes[at..at + PAGE].iter().any(|byte| *byte != 0);
-    let is_slot = at < HEADER_AT + 2 * PAGE && at >= HEADER_AT;
+    let is_slot = (HEADER_AT..HEADER_AT + 2 * PAGE).contains(&at);
     if is_slot { page(now) } else { page(now) || page(old) || page(closed) }
 }
 

@@ -1,5 +1,6 @@
 //! A memory server of this process whose memory is a file, and what is put into it.
 
+use farwood_fabric::procedure::ProcedureSet;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::transport::serve::{
     Backing, BootId, KeepOptions, MemoryProcess, ServeError, ServeOptions,
@@ -20,6 +21,9 @@ pub(crate) const OTHER_BOOT: BootId = BootId(2);
 /// Indexes of different engines, so that the memory holds chunks of many kinds.
 const INDEXES: [&str; 2] = ["sphinx", "sherman"];
 const KEYS: u64 = 300;
+
+/// A key, and what is under it.
+pub(crate) type Found = (Vec<u8>, Option<Vec<u8>>);
 
 /// A file, and the folder that it is in.
 pub(crate) struct Kept {
@@ -54,7 +58,7 @@ impl Kept {
             max_indexes: 4,
             ..ServerConfig::new(PoolId(7), ServerId::new(0), 1, 3 << 20)
         };
-        let logic = MemoryServer::new(config, Default::default()).expect("the limits are valid");
+        let logic = MemoryServer::new(config, ProcedureSet::default()).expect("the limits are valid");
         let options = ServeOptions {
             backing: Backing::Path(self.file()),
             keep: KeepOptions { boot: Some(boot), accept_torn, ..KeepOptions::default() },
@@ -90,7 +94,7 @@ fn fill(server: &MemoryProcess, generation: u64) {
 }
 
 /// What is under every key of every index.
-pub(crate) fn read_all(server: &MemoryProcess) -> Result<Vec<(Vec<u8>, Option<Vec<u8>>)>, IndexError> {
+pub(crate) fn read_all(server: &MemoryProcess) -> Result<Vec<Found>, IndexError> {
     let client = Client::new(&connect(server), 1)?;
     let mut found = Vec::new();
     for name in INDEXES {

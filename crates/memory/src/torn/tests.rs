@@ -108,7 +108,7 @@ fn entries_that_make_no_sense_are_dropped_and_their_chunks_set_aside() {
 
 #[test]
 fn headers_are_checked_against_the_table() {
-    let header = |w: &World| MAIN_BASE + (w.index as u64 - 1) * CHUNK;
+    let header = |w: &World| MAIN_BASE + (u64::from(w.index) - 1) * CHUNK;
     let w = world(4);
     w.memory.store(RegionId::MAIN, header(&w), 0);
     assert_eq!(w.mend(&Damage::default()).dropped, 1);
