@@ -166,6 +166,11 @@ impl Keeper {
             block.read(place, bytes);
             true
         });
+        if let Some((_, said)) = said.filter(|(_, said)| said.total != layout.total) {
+            // A device has no length by which that shows before.
+            let (found, expected) = (said.total, layout.total);
+            return Err(ServeError::OtherShape { path: name.to_owned(), found, expected });
+        }
         let piece_bytes = header::piece_bytes(layout);
         let mut keeper = Self {
             name: name.to_owned(),
