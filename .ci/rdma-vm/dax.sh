@@ -12,8 +12,10 @@ quiet() { "$@" >said 2>&1 || { cat said; return 1; }; grep '^test result' said; 
 quiet timeout 300 ./conformance --test-threads 1 shm:: || fail "conformance on mapped DAX devices"
 quiet timeout 300 ./conformance --test-threads 1 tcp:: || fail "conformance over TCP on DAX devices"
 
+# The start of the machine: the VM cannot be started again without losing the device.
+boot=$(cat /proc/sys/kernel/random/boot_id)
 serve() {
-  ./farwood serve --shm /tmp/dax.sock --path /dev/dax0.0 --memory 32MiB "$@" >served 2>served-log &
+  FARWOOD_BOOT_ID=$boot ./farwood serve --shm /tmp/dax.sock --path /dev/dax0.0 --memory 32MiB "$@" >served 2>served-log &
   server=$!
   until grep -q '^memory server' served; do
     kill -0 $server 2>/dev/null || { cat served-log; return 1; }
@@ -32,19 +34,19 @@ serve || fail "a server on an empty device"
 for n in 1 2 3 4 5 6 7 8; do ./farwood put $pool store key$n value$n || fail "put"; done
 kill $server; wait $server || fail "a clean end"
 
-FARWOOD_BOOT_ID=11111111111111111111111111111111 serve || fail "after a clean end and another boot"
+boot=11111111111111111111111111111111; serve || fail "after a clean end and another boot"
 has key5 value5 "after a clean end and another boot"
 ./farwood put $pool store key5 changed || fail "put"
 kill -9 $server; wait $server 2>/dev/null
 
-FARWOOD_BOOT_ID=11111111111111111111111111111111 serve || fail "after kill -9"
+boot=11111111111111111111111111111111; serve || fail "after kill -9"
 has key5 changed "after kill -9"
 has key8 value8 "after kill -9"
 kill -9 $server; wait $server 2>/dev/null
 
-FARWOOD_BOOT_ID=22222222222222222222222222222222 serve && fail "in use under another boot, and taken"
+boot=22222222222222222222222222222222; serve && fail "in use under another boot, and taken"
 grep -q 'not whole: it was in use.*--accept-torn' served-log || fail "$(cat served-log)"
-FARWOOD_BOOT_ID=22222222222222222222222222222222 serve --accept-torn || fail "--accept-torn"
+boot=22222222222222222222222222222222; serve --accept-torn || fail "--accept-torn"
 ./farwood status $pool | grep -q '^  torn' || fail "it does not say that it is torn"
 has key5 changed "after --accept-torn"
 kill $server; wait $server || fail "a clean end"
