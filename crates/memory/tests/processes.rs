@@ -255,7 +255,7 @@ impl Drop for Pool {
 
 fn rounds(usual: u64) -> u64 {
     let factor = std::env::var("FARWOOD_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
-    let usual = if dax(0).is_some() { usual.div_ceil(20) } else { usual };
+    let usual = if dax(0).is_some() { usual.div_ceil(50) } else { usual };
     usual * factor
 }
 
@@ -284,7 +284,8 @@ fn run(over: Over, group: &str, usual_rounds: u64) {
     }
     let (pool, scenarios) = (Pool::start(over, group), of_group(group));
     // Where verbs are slow, a scenario takes longer than those that wait for the next one have patience.
-    let together = if matches!(over, Over::Verbs) { 1 } else { scenarios.len() };
+    let is_slow = matches!(over, Over::Verbs) || dax(0).is_some();
+    let together = if is_slow { 1 } else { scenarios.len() };
     for scenarios in scenarios.chunks(together) {
         report(&pool.play(over, scenarios, rounds(usual_rounds)));
     }
