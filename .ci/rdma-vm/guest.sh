@@ -56,4 +56,6 @@ step probe
 
 kill $server
 wait $server
+
+step sh /mnt/share/dax.sh
 exit $failed

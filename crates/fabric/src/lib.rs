@@ -31,6 +31,7 @@ pub mod endpoint;
 pub mod error;
 pub mod exec;
 pub mod files;
+pub mod found;
 pub mod label;
 pub mod marks;
 pub mod mem;

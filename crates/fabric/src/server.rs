@@ -6,6 +6,7 @@
 use crate::addr::{RegionId, SessionId};
 use crate::call::{Call, CallId, CallOutcome};
 use crate::clock::{MILLISECOND, Nanos};
+use crate::found::Found;
 use crate::pool_clock::UnixMillis;
 use crate::procedure::Procedure;
 use crate::region::{Identity, Permissions, RegionSpec};
@@ -20,6 +21,10 @@ pub trait ServerMemory {
     fn load(&self, region: RegionId, offset: u64) -> u64;
     /// Stores a word.
     fn store(&self, region: RegionId, offset: u64, value: u64);
+    /// How the memory was found when it was opened.
+    fn found(&self) -> &Found {
+        &Found::SameBoot
+    }
     /// What the clock on the wall says where the server runs, at a moment of its own clock: milliseconds since 1970. A world without a
     /// calendar counts from its start.
     fn wall_clock_ms(&self, now: Nanos) -> UnixMillis {

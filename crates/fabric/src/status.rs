@@ -91,6 +91,8 @@ pub struct Tables {
     pub queued: u32,
     /// (Other servers) The server came back empty: indexes with numbers below this have lost what they had on it. At most 1: none.
     pub lost_below: IndexId,
+    /// The memory was not whole when it was taken over, and has not been formatted since.
+    pub torn: Option<Torn>,
 }
 wire_struct!(Tables {
     chunks,
@@ -103,8 +105,41 @@ wire_struct!(Tables {
     cores,
     running,
     queued,
-    lost_below
+    lost_below,
+    torn
 });
+
+/// What is known of memory that was taken over although it was not whole.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Torn {
+    /// So many pieces did not have the checksum that they were closed with.
+    pub failed: u32,
+    /// Of so many; 0: it was not closed, so that any page may be of any age.
+    pub pieces: u32,
+    /// Entries of tables, and headers of chunks, that made no sense.
+    pub dropped: u32,
+    /// Chunks that nobody can say anything about, so that they are never used again.
+    pub set_aside: u32,
+    /// Indexes that have something in what may be other than it was.
+    pub indexes: Vec<IndexId>,
+}
+wire_struct!(Torn { failed, pieces, dropped, set_aside, indexes });
+
+impl fmt::Display for Torn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { failed, pieces, dropped, set_aside, indexes } = self;
+        match pieces {
+            0 => f.write_str("it was not closed, so that any page may be of any age")?,
+            _ => write!(f, "{failed} of {pieces} pieces are not what they were")?,
+        }
+        write!(f, "; {dropped} entries of tables made no sense, {set_aside} chunk(s) are set aside")?;
+        if indexes.is_empty() {
+            return f.write_str("; no index has anything there");
+        }
+        let indexes: Vec<_> = indexes.iter().map(|id| format!("#{id}")).collect();
+        write!(f, "; it concerns index {}", indexes.join(", "))
+    }
+}
 
 /// Who uses a server, and how much.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]

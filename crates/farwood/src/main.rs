@@ -12,6 +12,7 @@ mod evict;
 mod fleet;
 mod gateway;
 mod interrupt;
+mod keeping;
 mod litmus;
 mod page;
 mod probe;

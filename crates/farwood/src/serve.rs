@@ -1,9 +1,10 @@
 //! `farwood serve`: one memory server as a process, until it is told to stop.
 //!
 //! It prints one line when clients can connect, with the URLs they connect to; what happens later goes to standard error as
-//! log lines. SIGTERM and SIGINT (or, if wanted, the end of standard input) end it: the socket is removed, clients are told, and memory that is not kept is gone with
-//! the last process that maps it.
+//! log lines. SIGTERM and SIGINT (or, if wanted, the end of standard input) end it: the socket is removed, clients are told, memory that
+//! is kept is closed, and other memory is gone with the last process that maps it.
 
+use crate::keeping::Keeping;
 use crate::units::Size;
 use farwood_fabric::ServerId;
 use farwood_fabric::clock::MILLISECOND;
@@ -48,6 +49,8 @@ pub(crate) struct Arguments {
     /// The memory is in the descriptor of this number, which whoever starts the server keeps
     #[arg(long, value_name = "N", hide = true, conflicts_with = "path")]
     memory_fd: Option<i32>,
+    #[command(flatten)]
+    keeping: Keeping,
 
     /// The server's number in its pool
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=i64::from(ServerId::MAX)))]
@@ -190,6 +193,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
             (None, Some(descriptor)) => Backing::Inherited(descriptor),
             (None, None) => Backing::Memfd,
         },
+        keep: arguments.keeping.options()?,
         token,
     };
     let server = MemoryProcess::start(Arc::new(logic), options).map_err(|error| error.to_string())?;
@@ -205,12 +209,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
         arguments.memory,
         places(&server).join(" and ")
     );
+    if let Some(torn) = server.torn() {
+        let place = places(&server).into_iter().next().unwrap_or_default();
+        let _ = writeln!(
+            std::io::stdout(),
+            "its memory was torn when it was taken over: {torn}. Run `farwood check --repair {place} INDEX` on each index"
+        );
+    }
     let _ = std::io::stdout().flush();
     if arguments.stop_with_stdin {
         stop_with_stdin();
     }
     signals.forever().next();
-    drop(server);
+    // What cannot be closed is as if we had been killed: whole for as long as the machine is up.
+    server.end().map_err(|error| format!("the memory could not be closed: {error}"))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -8,7 +8,7 @@ use crate::serve::read_token;
 use crate::units::{Size, things, time};
 use farwood_fabric::clock::Nanos;
 use farwood_fabric::control::{IndexInfo, IndexState, SessionInfo, SessionState};
-use farwood_fabric::status::{Pages, ServerStatus, Tables, Traffic};
+use farwood_fabric::status::{Pages, ServerStatus, Tables, Torn, Traffic};
 use farwood_fabric::transport::serve::{ServerPlace, status};
 use farwood_fabric::transport::shm;
 use farwood_fabric::transport::url::PoolUrl;
@@ -63,6 +63,8 @@ struct Status {
     free_chunks: u64,
     /// The server came back empty: indexes with lower numbers have lost what they had here. 0: it did not.
     lost_below: u32,
+    /// The memory was not whole when it was taken over.
+    torn: Option<TornMemory>,
     pages: PagesFound,
     lease_ms: u64,
     max_sessions: u16,
@@ -90,6 +92,25 @@ enum PagesFound {
     Transparent { large_bytes: u64, of_bytes: u64 },
     Huge { page_bytes: u64 },
     Other,
+}
+
+#[derive(Serialize, Debug)]
+struct TornMemory {
+    pieces_failed: u32,
+    /// 0: it was not closed, so that any page may be of any age.
+    pieces: u32,
+    entries_dropped: u32,
+    chunks_set_aside: u32,
+    /// The numbers of indexes that have something there.
+    indexes: Vec<u32>,
+}
+
+impl From<&Torn> for TornMemory {
+    fn from(torn: &Torn) -> Self {
+        let Torn { failed, pieces, dropped, set_aside, ref indexes } = *torn;
+        let indexes = indexes.clone();
+        Self { pieces_failed: failed, pieces, entries_dropped: dropped, chunks_set_aside: set_aside, indexes }
+    }
 }
 
 #[derive(Serialize, Debug)]
@@ -165,6 +186,7 @@ impl From<&ServerStatus> for Status {
             chunks: tables.chunks,
             free_chunks: tables.free_chunks,
             lost_below: if tables.lost_below > 1 { tables.lost_below } else { 0 },
+            torn: tables.torn.as_ref().map(TornMemory::from),
             pages: match said.pages {
                 Pages::Small { page_bytes } => PagesFound::Small { page_bytes },
                 Pages::Transparent { large_bytes, of_bytes } => {
@@ -252,6 +274,13 @@ fn describe(said: &ServerStatus) -> String {
             "  emptied    it came back with empty memory: what indexes below #{} had here is gone; drop those and load them again, \
              or start it with the memory that it had",
             tables.lost_below
+        );
+    }
+    if let Some(torn) = &tables.torn {
+        let _ = writeln!(
+            text,
+            "  torn       its memory was not whole when it was taken over: {torn}. Run `farwood check --repair` on each index, or load \
+             them again into fresh memory"
         );
     }
     if identity.server == ServerId::COORDINATOR {

@@ -3,6 +3,7 @@
 
 use crate::fleet::{Neighbours, Plan, Shape};
 use crate::gateway::{Front, say, stop};
+use crate::keeping::KeptFolder;
 use crate::units::Size;
 use farwood_fabric::control::ControlError;
 use farwood_fabric::region::PoolId;
@@ -18,8 +19,6 @@ use std::time::Duration;
 
 /// What the index is called.
 const INDEX: &str = "store";
-/// The file in which `--path` says what its pool is.
-const RECORD: &str = "pool";
 /// How often it is looked for signals.
 const LOOK: Duration = Duration::from_millis(20);
 /// A server's memory comes in such pieces.
@@ -42,6 +41,11 @@ pub(crate) struct Arguments {
     /// Keep the memory in this folder (of /dev/shm, or of a disk), and use what is there
     #[arg(long, value_name = "DIR")]
     path: Option<PathBuf>,
+
+    /// Use the memory of --path although it is not whole: end what was under way, drop what makes no sense, and say so for as long as it is
+    /// used. Run `farwood check --repair` on the index then
+    #[arg(long, requires = "path")]
+    accept_torn: bool,
 
     #[command(flatten)]
     front: Front,
@@ -80,7 +84,7 @@ impl Arguments {
         let Some(folder) = &self.path else { return Ok(wanted) };
         let unusable = |error: std::io::Error| format!("cannot use {}: {error}", folder.display());
         std::fs::create_dir_all(folder).map_err(unusable)?;
-        let file = folder.join(RECORD);
+        let file = folder.join(KeptFolder::RECORD);
         match std::fs::read_to_string(&file) {
             Ok(text) => {
                 let kept = Record::parse(&text)
@@ -121,23 +125,31 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, String> {
     }
     let options = arguments.front.options(INDEX)?;
     let record = arguments.record()?;
+    let begin = |folder: &PathBuf| KeptFolder::begin(folder, record.servers, record.text());
+    let mut kept = arguments.path.as_ref().map(begin).transpose()?;
     let plan = Plan {
         pool: record.pool,
         kept: arguments.path.clone(),
         restarts: true,
+        keeping: kept.as_ref().map_or_else(Vec::new, |kept| kept.arguments(arguments.accept_torn)),
         ..Plan::shm(Shape { servers: record.servers, bytes: record.bytes_each })
     };
-    let (mut servers, cluster) = Neighbours::start_as(&plan)?;
+    let explain = |why: String| kept.as_ref().map_or(why.clone(), |kept| kept.explain(&why));
+    let (mut servers, cluster) = Neighbours::start_as(&plan).map_err(explain)?;
+    // Before a client comes: what is changed from now on belongs to this opening.
+    kept.as_mut().map_or(Ok(()), KeptFolder::opened)?;
     let is_new = create(&cluster, &engine)?;
     let gateway =
         Gateway::start(&cluster, NamedIndex::new(INDEX), options).map_err(|error| error.to_string())?;
     say(&describe(arguments, &record, &servers, &gateway, is_new));
+    servers.torn().iter().for_each(|line| say(line));
     loop {
         if signals.pending().next().is_some() {
             // In this order: the gateway leaves the pool, and we hang up, while the servers are still there.
             let stopped = stop(gateway);
             drop(cluster);
             drop(servers);
+            kept.as_mut().map_or(Ok(()), KeptFolder::ended)?;
             return stopped.map(|()| ExitCode::SUCCESS);
         }
         match servers.tend() {

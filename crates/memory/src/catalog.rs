@@ -362,6 +362,12 @@ fn store_parts(memory: &dyn ServerMemory, at: u64, entry: &Entry) {
     layout::store_bytes(memory, at + catalog_entry::CONFIG_AT, &entry.config);
 }
 
+/// Number and name of the index in an entry, if there is one; `None` if it was not written by this code.
+#[expect(clippy::option_option, reason = "as for the whole entry")]
+pub(crate) fn entry_at(memory: &dyn ServerMemory, at: u64) -> Option<Option<(IndexId, String)>> {
+    load_entry(memory, at).map(|entry| entry.map(|entry| (entry.id, entry.name)))
+}
+
 /// The entry, if there is one; `None` if it was not written by this code.
 #[expect(clippy::option_option, reason = "the outer one says damaged, the inner one absent")]
 fn load_entry(memory: &dyn ServerMemory, at: u64) -> Option<Option<Entry>> {

@@ -24,8 +24,10 @@
 //! Invariants: ONE-OWNER, TYPE-STABLE, and every chunk is in exactly one extent or free.
 
 mod drain;
+mod mend;
 
 pub(crate) use drain::{Drain, Drained};
+pub(crate) use mend::{SET_ASIDE, mend};
 
 use crate::config::ServerConfig;
 use crate::layout::{self, Layout, chunk_entry};

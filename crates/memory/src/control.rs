@@ -589,6 +589,7 @@ impl Server {
             running,
             queued,
             lost_below: self.numbers.lost_below(),
+            torn: self.torn.clone(),
         }
     }
 

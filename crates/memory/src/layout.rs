@@ -27,6 +27,9 @@
 //! +96  next term        8 B   stored before the entry that has the term: a crash skips terms, never repeats one
 //! +104 coordinator      8 B   the incarnation of the coordinator whose sessions come here; 0: none came yet
 //! +256 life             8 B   how many server processes have started on this memory; stored before anything else
+//! +112 lost below       8 B   (other servers) indexes with lower numbers lost what they had here
+//! +2048 torn            8 B   1: the memory was not whole when it was taken over; stays until it is formatted anew
+//! +2056 failed, pieces, dropped, set aside, number of indexes, indexes: 8 B each, see `torn`
 //!
 //! session entry
 //! +0   state            1 B   | read only, lost, reaper 1 bit each | adopter 2 B | zero 4 B      <- commit word
@@ -111,6 +114,17 @@ pub(crate) mod superblock {
     /// How many server processes have started on this memory.
     pub(crate) const LIFE_AT: u64 = 256;
     const _: () = assert!(LIFE_AT + 8 <= super::SUPERBLOCK_BYTES);
+}
+
+/// Words of the superblock that say what was not whole.
+pub(crate) mod torn_mark {
+    pub(crate) const IS_TORN_AT: u64 = 2048;
+    /// Five words, then the numbers of indexes.
+    pub(crate) const FAILED_AT: u64 = 2056;
+    /// So many of them are kept.
+    pub(crate) const MAX_INDEXES: usize = 64;
+    const _: () = assert!(super::superblock::LOST_BELOW_AT + 8 <= IS_TORN_AT);
+    const _: () = assert!(FAILED_AT + (5 + MAX_INDEXES as u64) * 8 <= super::SUPERBLOCK_BYTES);
 }
 
 /// Words of a session's entry.
@@ -277,6 +291,12 @@ pub(crate) fn format(memory: &dyn ServerMemory, config: &ServerConfig) {
     clear(memory, RegionId::META, 0, layout.meta_bytes);
     clear(memory, RegionId::BOARD, 0, layout.board_bytes);
     clear(memory, RegionId::LOCK, 0, config.lock_bytes);
+    store_superblock(memory, config);
+}
+
+/// The superblock of memory that is empty otherwise.
+pub(crate) fn store_superblock(memory: &dyn ServerMemory, config: &ServerConfig) {
+    clear(memory, RegionId::META, 0, SUPERBLOCK_BYTES);
     for (at, value) in shape(config) {
         store(memory, at, value);
     }
@@ -348,6 +368,11 @@ fn shape_word(config: &ServerConfig) -> u64 {
 
 pub(crate) fn low_half(value: u128) -> u64 {
     value.to_le_bytes().first_chunk().map_or(0, |half| u64::from_le_bytes(*half))
+}
+
+/// Nothing of ours.
+pub(crate) fn not_ours() -> StartError {
+    StartError::Mismatch("it holds something that is not Farwood's".to_owned())
 }
 
 /// A table entry that this code cannot have written.

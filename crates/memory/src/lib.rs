@@ -20,6 +20,7 @@
 //! | [`seal`] | what only the coordinator can have said (pure) |
 //! | `control` | one request: may the caller ask it, and which table answers |
 //! | `server` | one call: seen before, known caller, and the order of actions |
+//! | `torn` | what of memory that is not whole is believed |
 //! | [`testing`] | memory made of vectors |
 //!
 //! # Invariants
@@ -62,6 +63,7 @@ pub mod seal;
 mod server;
 mod sessions;
 pub mod testing;
+mod torn;
 
 pub use config::{Mistakes, ServerConfig};
 pub use embedded::embedded;

@@ -15,7 +15,7 @@
 //! Thread safety: one lock around everything; every call is short.
 
 use crate::catalog::Catalog;
-use crate::chunks::ChunkTable;
+use crate::chunks::{ChunkTable, SET_ASIDE};
 use crate::config::ServerConfig;
 use crate::control::Answer;
 use crate::epochs::EpochClock;
@@ -27,14 +27,16 @@ use crate::layout::{
 use crate::numbers::IndexNumbers;
 use crate::repeats::CallTag;
 use crate::sessions::{SessionTable, State};
+use crate::torn;
 use farwood_fabric::addr::{RegionId, SessionId};
 use farwood_fabric::call::{Call, CallError, CallId, CallOutcome, CallTable, Principal, Seen};
 use farwood_fabric::clock::Nanos;
 use farwood_fabric::control::{ControlError, IndexId, JOURNAL_BYTES, Request};
+use farwood_fabric::found::Found;
 use farwood_fabric::procedure::{ProcedureId, ProcedureSet};
 use farwood_fabric::region::{Identity, Permissions, RegionSpec};
 use farwood_fabric::server::{HostAction, ServerLogic, ServerMemory, StartError};
-use farwood_fabric::status::Tables;
+use farwood_fabric::status::{Tables, Torn};
 use farwood_fabric::wire::{decode, encode};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -141,27 +143,32 @@ pub(crate) struct Server {
     pub(crate) drop_offers: BTreeMap<IndexId, Nanos>,
     /// (Other servers) Which indexes may have chunks here.
     pub(crate) numbers: IndexNumbers,
+    /// What was not whole when the memory was taken over, now or earlier.
+    pub(crate) torn: Option<Torn>,
 }
 
 impl Server {
     /// Formats zeroed memory, or takes over what is there.
     fn start(memory: &dyn ServerMemory, config: &ServerConfig, now: Nanos) -> Result<Self, StartError> {
-        match layout::load(memory, superblock::MAGIC_AT) {
-            0 => layout::format(memory, config),
-            MAGIC => {}
-            _ => return Err(StartError::Mismatch("it holds something that is not Farwood's".to_owned())),
-        }
         let mut config = config.clone();
-        if config.any_pool {
+        let magic = layout::load(memory, superblock::MAGIC_AT);
+        if config.any_pool && magic == MAGIC {
             config.pool = layout::pool(memory);
         }
         config.secret = config.secret.of_pool(config.pool);
         let config = &config;
+        match (memory.found(), magic) {
+            (Found::Torn(damage), _) => torn::mend(memory, config, damage)?,
+            (_, 0) => layout::format(memory, config),
+            (_, MAGIC) => {}
+            _ => return Err(layout::not_ours()),
+        }
         let incarnation = layout::recognise(memory, config)?;
         // Whatever this process answers, it answers in a new life.
         let life = layout::load(memory, superblock::LIFE_AT).saturating_add(1);
         layout::store(memory, superblock::LIFE_AT, life);
-        let (sessions, known) = SessionTable::load(memory, config, now)?;
+        let (mut sessions, known) = SessionTable::load(memory, config, now)?;
+        sessions.outlive(memory.found());
         let mut clock = EpochClock::new(
             layout::load(memory, superblock::EPOCH_AT),
             layout::load(memory, superblock::FLUSH_AT),
@@ -198,6 +205,7 @@ impl Server {
             next_look: 0,
             drop_offers: BTreeMap::new(),
             numbers: IndexNumbers::load(memory, config)?,
+            torn: torn::load_mark(memory),
         };
         server.sessions.repair(memory);
         server.disown_the_gone(memory);
@@ -234,7 +242,7 @@ impl Server {
     fn release_the_unknown(&mut self, memory: &dyn ServerMemory) {
         if self.config.is_coordinator() {
             let catalog = &self.catalog;
-            self.chunks.release_all(memory, |index| !catalog.contains(index));
+            self.chunks.release_all(memory, |index| index != SET_ASIDE && !catalog.contains(index));
         }
     }
 

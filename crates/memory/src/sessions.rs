@@ -52,6 +52,7 @@ use farwood_fabric::addr::SessionId;
 use farwood_fabric::clock::MILLISECOND;
 use farwood_fabric::clock::Nanos;
 use farwood_fabric::control::{ControlError, SessionState, SessionWord};
+use farwood_fabric::found::Found;
 use farwood_fabric::server::{ServerMemory, StartError};
 use std::cmp::Ordering;
 
@@ -218,6 +219,13 @@ impl SessionTable {
             .zip(&self.slots)
             .filter(move |(_, slot)| is_active(slot))
             .map(|(number, slot)| (SessionId::new(number), slot.term, slot.read_only))
+    }
+
+    /// Sessions of another boot have ended, since no process is left that had one; what they left waits for whoever adopts them.
+    pub(crate) fn outlive(&mut self, found: &Found) {
+        if *found != Found::SameBoot {
+            self.slots.iter_mut().for_each(|slot| slot.lease = Lease::Lost);
+        }
     }
 
     /// (Coordinator) A new session.
@@ -698,6 +706,11 @@ fn encode(slot: Slot) -> u64 {
     };
     let Slot { read_only, is_lost, reaper, .. } = slot;
     SessionWord { state, read_only, is_lost, reaper, adopter }.to_raw()
+}
+
+/// Whether these words of an entry can have been written by this code.
+pub(crate) fn is_entry(word: u64, term: u64) -> bool {
+    decode(word, term).is_some()
 }
 
 fn decode(word: u64, term: u64) -> Option<Slot> {

@@ -3,15 +3,17 @@
 //! The processes are this test binary once more, with a part to play in its environment. A server lives until its standard
 //! input closes, so that none outlives the test. A client plays its number in all scenarios of a group, one after the other.
 //! `FARWOOD_ROUNDS=10` runs ten times the rounds. RDMA is tested where `FARWOOD_VERBS` names a device and an IP address of its
-//! network interface, as in `rxe0,10.9.0.1`; `.ci/rdma-vm` makes such a place.
+//! network interface, as in `rxe0,10.9.0.1`; `.ci/rdma-vm` makes such a place. Where `FARWOOD_DAX` names two DAX devices, as in
+//! `/dev/dax0.0,/dev/dax1.0`, the servers keep their memory there, and there are fewer rounds.
 
 use farwood_fabric::Cluster;
 use farwood_fabric::Executor;
 use farwood_fabric::addr::ServerId;
 use farwood_fabric::clock::MILLISECOND;
+use farwood_fabric::mem::RacyMemory;
 use farwood_fabric::region::PoolId;
 use farwood_fabric::transport::conformance::{Scenario, mistakes, procedures, run_client, scenarios};
-use farwood_fabric::transport::serve::{MemoryProcess, ServeOptions};
+use farwood_fabric::transport::serve::{Backing, MemoryProcess, ServeOptions};
 use farwood_fabric::transport::shm::{ShmCluster, ShmOptions};
 use farwood_fabric::transport::tcp::{TcpCluster, TcpOptions};
 use farwood_fabric::transport::verbs::{VerbsCluster, VerbsOptions};
@@ -92,6 +94,7 @@ fn play() {
         ["server", over, folder, number] => {
             serve(Over::named(over), Path::new(folder), number.parse().unwrap());
         }
+        ["wipe", device] => wipe(Path::new(device)),
         ["client", over, places, names, index, rounds] => {
             let over = Over::named(over);
             let failed = play_client(over, places, names, index.parse().unwrap(), rounds.parse().unwrap());
@@ -102,6 +105,20 @@ fn play() {
         }
         _ => panic!("no such part: {part}"),
     }
+}
+
+/// The DAX device of a server, if there is to be one.
+fn dax(number: u16) -> Option<PathBuf> {
+    let named = std::env::var("FARWOOD_DAX").ok()?;
+    let device = named.split(',').nth(usize::from(number)).expect("FARWOOD_DAX is DEVICE,DEVICE");
+    Some(device.into())
+}
+
+/// Nothing is left on a device of what the servers of another test had there.
+fn wipe(device: &Path) {
+    let file = std::fs::File::options().read(true).write(true).open(device).expect("a device");
+    let memory = RacyMemory::map(file, 0, 16 << 20, true).expect("it can be mapped");
+    memory.write(0, &vec![0; memory.len()]);
 }
 
 /// A server that can be reached both ways, or by RDMA alone.
@@ -117,7 +134,10 @@ fn serve(over: Over, folder: &Path, number: u16) {
     };
     let logic = MemoryServer::new(config, procedures()).expect("the limits are valid");
     let device = verbs().filter(|_| matches!(over, Over::Verbs));
+    let kept = dax(number);
+    kept.iter().for_each(|device| wipe(device));
     let options = ServeOptions {
+        backing: kept.map_or(Backing::Memfd, Backing::Path),
         shm: device.is_none().then(|| folder.join(format!("m{number}.sock"))),
         tcp: Some(device.as_ref().map_or(([127, 0, 0, 1], 0).into(), |(_, address)| (*address, 0).into())),
         verbs: device.map(|(name, _)| name),
@@ -127,7 +147,7 @@ fn serve(over: Over, folder: &Path, number: u16) {
     let server = MemoryProcess::start(Arc::new(logic), options).expect("the server starts");
     println!("\n{READY} {}", server.address().expect("it listens"));
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
-    drop(server);
+    server.end().expect("what is kept is closed");
 }
 
 fn play_client(over: Over, places: &str, names: &str, index: u32, rounds: u64) -> Result<(), String> {
@@ -235,6 +255,7 @@ impl Drop for Pool {
 
 fn rounds(usual: u64) -> u64 {
     let factor = std::env::var("FARWOOD_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    let usual = if dax(0).is_some() { usual.div_ceil(50) } else { usual };
     usual * factor
 }
 
@@ -263,7 +284,8 @@ fn run(over: Over, group: &str, usual_rounds: u64) {
     }
     let (pool, scenarios) = (Pool::start(over, group), of_group(group));
     // Where verbs are slow, a scenario takes longer than those that wait for the next one have patience.
-    let together = if matches!(over, Over::Verbs) { 1 } else { scenarios.len() };
+    let is_slow = matches!(over, Over::Verbs) || dax(0).is_some();
+    let together = if is_slow { 1 } else { scenarios.len() };
     for scenarios in scenarios.chunks(together) {
         report(&pool.play(over, scenarios, rounds(usual_rounds)));
     }

@@ -4,6 +4,7 @@ use super::restarts::{Life, OwnMemory};
 use super::transport::Shape;
 use crate::serve::SESSIONS;
 use farwood_fabric::region::PoolId;
+use farwood_fabric::transport::serve::{ServerPlace, status};
 use farwood_fabric::transport::shm::{self, ShmCluster, ShmOptions};
 use farwood_fabric::transport::tcp::{TcpCluster, TcpOptions};
 use farwood_fabric::{Cluster, ServerId};
@@ -11,6 +12,7 @@ use farwood_memory::ServerConfig;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
+use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
@@ -21,6 +23,8 @@ use std::time::Duration;
 
 /// How long servers may take to end when they are told to.
 const ENDING: Duration = Duration::from_secs(10);
+/// Memory that is kept is written to its disk first, and read for its checksums: so many bytes a second at least.
+const CLOSED_PER_SECOND: u64 = 16 << 20;
 const LOOK: Duration = Duration::from_millis(5);
 
 /// How neighbours are reached.
@@ -40,12 +44,15 @@ pub(crate) struct Plan {
     pub(crate) kept: Option<PathBuf>,
     /// Whether a server that ends is to be started again on its memory.
     pub(crate) restarts: bool,
+    /// What else servers are told of memory that is kept.
+    pub(crate) keeping: Vec<OsString>,
 }
 
 impl Plan {
     /// Servers of a new pool that share their memory with this process.
     pub(crate) fn shm(shape: Shape) -> Self {
-        Self { over: Over::Shm, shape, pool: PoolId(fastrand::u128(..)), kept: None, restarts: false }
+        let (pool, keeping) = (PoolId(fastrand::u128(..)), Vec::new());
+        Self { over: Over::Shm, shape, pool, kept: None, restarts: false, keeping }
     }
 }
 
@@ -58,6 +65,8 @@ pub(crate) struct Neighbours {
     /// Memory that no folder keeps, by server, if it has to outlive their processes.
     memory: Vec<OwnMemory>,
     folder: Folder,
+    /// How long they may take to end.
+    ending: Duration,
 }
 
 /// A folder of this process that is removed with its contents. Its name says whose it is, and its owner has a lock on it, so that what a
@@ -129,8 +138,17 @@ impl Neighbours {
 
     /// The same, with everything said.
     pub(crate) fn start_as(plan: &Plan) -> Result<(Self, Cluster), String> {
-        let (servers, lives, memory) = (Vec::new(), Vec::new(), Vec::new());
-        let mut neighbours = Self { servers, lives, plan: plan.clone(), memory, folder: Folder::make()? };
+        let all_bytes = plan.shape.bytes.saturating_mul(u64::from(plan.shape.servers));
+        let closing =
+            plan.kept.as_ref().map_or(Duration::ZERO, |_| Duration::from_secs(all_bytes / CLOSED_PER_SECOND));
+        let mut neighbours = Self {
+            servers: Vec::new(),
+            lives: Vec::new(),
+            plan: plan.clone(),
+            memory: Vec::new(),
+            folder: Folder::make()?,
+            ending: ENDING + closing,
+        };
         let mut addresses = Vec::new();
         for server in 0..plan.shape.servers {
             if plan.restarts && plan.kept.is_none() {
@@ -173,6 +191,7 @@ impl Neighbours {
             .args(["--memory", &bytes.to_string(), "--pool", &plan.pool.to_string()])
             .args(["--server", &server.to_string(), "--servers", &servers.to_string()])
             .args(plan.kept.iter().flat_map(|folder| ["--path".as_ref(), folder.as_os_str()]))
+            .args(&plan.keeping)
             // Ctrl-C is for us: we end them when we are done with them.
             .process_group(0)
             .stdin(Stdio::piped())
@@ -217,6 +236,18 @@ impl Neighbours {
         self.servers.iter().map(Child::id)
     }
 
+    /// A line for each whose memory was torn when it was taken over.
+    pub(crate) fn torn(&self) -> Vec<String> {
+        let place = &self.folder.path;
+        let sockets = shm::sockets(std::slice::from_ref(place)).unwrap_or_default();
+        let line = |(number, socket): (usize, PathBuf)| {
+            let torn = status(&ServerPlace::Shm(socket), &[]).ok()?.tables.torn?;
+            let repair = format!("`farwood check --repair shm://{} INDEX`", place.display());
+            Some(format!("  torn     memory server {number}: {torn}; run {repair}\n"))
+        };
+        sockets.into_iter().enumerate().filter_map(line).collect()
+    }
+
     /// One that has ended, and how, if any has.
     pub(crate) fn ended(&mut self) -> Option<(usize, String)> {
         let ended = |server: &mut Child| server.try_wait().ok().flatten().map(|how| how.to_string());
@@ -240,7 +271,7 @@ impl Drop for Neighbours {
             // That is what they wait for.
             drop(server.stdin.take());
         }
-        let mut looks = ENDING.as_millis() / LOOK.as_millis();
+        let mut looks = self.ending.as_millis() / LOOK.as_millis();
         for server in &mut self.servers {
             while looks > 0 && matches!(server.try_wait(), Ok(None)) {
                 std::thread::sleep(LOOK);

@@ -2,6 +2,7 @@
 //! nothing behind.
 
 mod gateways;
+mod kept;
 mod pipelines;
 mod rejoin;
 mod saved;

@@ -166,7 +166,9 @@ impl Gates {
     /// The gates in this memory. Those that an earlier server gave out are closed first: `find` brings the process that has
     /// one, if it is still there.
     pub(crate) fn take_over(memory: RacyMemory, find: impl Fn(u64, u64) -> Option<Arc<dyn Holder>>) -> Self {
-        let count = u32::try_from(memory.len() / GATE_BYTES).unwrap_or(u32::MAX);
+        // What else is in the same large page is not ours.
+        let bytes = memory.len().min(GATES_BYTES);
+        let count = u32::try_from(bytes / GATE_BYTES).unwrap_or(u32::MAX);
         let gates = Self { memory: Arc::new(memory), state: Mutex::default() };
         for gate in (1..count).rev().filter_map(|number| Gate::new(&gates.memory, number)) {
             let [pid, started] = [PID_AT, STARTED_AT].map(|at| gates.word(&gate, at).load(Ordering::SeqCst));

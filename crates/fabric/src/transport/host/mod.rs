@@ -25,7 +25,7 @@ use crate::procedure::ProcedureId;
 use crate::rarely::Rarely;
 use crate::region::{Identity, Permissions, RegionTable};
 use crate::server::{HostAction, ServerLogic, StartError};
-use crate::status::{Pages, ServerStatus, Traffic};
+use crate::status::{Pages, ServerStatus, Tables, Traffic};
 use crate::wake::Bell;
 use crate::wire;
 use gates::{Gate, Gates, Holder};
@@ -246,20 +246,21 @@ impl Host {
     /// Starts the logic on memory that nobody else uses.
     pub(crate) fn start(
         logic: Arc<dyn ServerLogic>,
-        memory: Regions,
+        memory: impl Into<Arc<Regions>>,
         gates: Gates,
     ) -> Result<Arc<Self>, StartError> {
+        let memory = memory.into();
         let clock = RealClock::new();
-        let identity = logic.start(&memory, clock.now())?;
+        let identity = logic.start(&*memory, clock.now())?;
         for (session, term) in gates.take_orphans() {
-            logic.abandoned(&memory, session, term);
+            logic.abandoned(&*memory, session, term);
         }
-        let readmitted = logic.readmit(&memory);
+        let readmitted = logic.readmit(&*memory);
         let table = RegionTable::new(&identity.regions);
         let host = Arc::new(Self {
             identity,
             logic,
-            memory: Arc::new(memory),
+            memory,
             table,
             gates,
             clock,
@@ -308,8 +309,13 @@ impl Host {
             calls: self.calls.load(Ordering::Relaxed),
             ..Traffic::default()
         };
-        let (identity, tables) = (self.identity.clone(), self.logic.status(now));
+        let (identity, tables) = (self.identity.clone(), self.tables());
         ServerStatus { identity, up_ns: now, pages, tables, traffic }
+    }
+
+    /// What the logic's tables hold.
+    pub(crate) fn tables(&self) -> Tables {
+        self.logic.status(self.clock.now())
     }
 
     /// Atomics belong to an RDMA device from now on. To be said before anybody is let in.
@@ -416,6 +422,14 @@ impl Host {
         for (session, term) in abandoned {
             self.logic.abandoned(&*self.memory, session, term);
         }
+    }
+
+    /// When this returns, nobody can touch the memory any more, not even procedures. To be said when nobody is let in any more.
+    pub(crate) fn close_all(&self) {
+        let workers = lock(&self.workers).take();
+        drop(workers);
+        let all: Vec<Admitted> = lock(&self.admitted).drain().map(|(_, admitted)| admitted).collect();
+        all.iter().flat_map(|admitted| &admitted.gates).for_each(Passage::close);
     }
 
     // --- calls ---

@@ -2,6 +2,7 @@
 
 use crate::addr::RegionId;
 use crate::clock::Nanos;
+use crate::found::Found;
 use crate::mem::RacyMemory;
 use crate::pool_clock::{UnixMillis, wall_clock_ms};
 use crate::server::ServerMemory;
@@ -11,9 +12,20 @@ use std::sync::atomic::Ordering;
 #[derive(Default, Debug)]
 pub(crate) struct Regions {
     regions: [Option<RacyMemory>; RegionId::MAX as usize + 1],
+    pub(crate) found: Found,
 }
 
 impl Regions {
+    /// Says how the memory was found.
+    pub(crate) fn set_found(&mut self, found: Found) {
+        self.found = found;
+    }
+
+    /// Whether processes of those who used the memory before may still be there.
+    pub(crate) fn is_of_same_boot(&self) -> bool {
+        self.found == Found::SameBoot
+    }
+
     pub(crate) fn insert(&mut self, region: RegionId, memory: RacyMemory) {
         self.regions[usize::from(region.get())] = Some(memory);
     }
@@ -43,6 +55,10 @@ impl ServerMemory for Regions {
 
     fn store(&self, region: RegionId, offset: u64, value: u64) {
         self.region(region).word(at(offset)).store(value, Ordering::SeqCst);
+    }
+
+    fn found(&self) -> &Found {
+        &self.found
     }
 
     fn wall_clock_ms(&self, _: Nanos) -> UnixMillis {

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! 0        gates
+//! 1 MiB    of kept memory: how it was left, see `kept`
 //! 2 MiB    the server's tables, then the board, lock memory, main memory; each on a multiple of 2 MiB (or of the
 //!          file system's block, if that is larger)
 //! ```
@@ -14,6 +15,7 @@
 //! reserved gets small ones.
 
 use super::ServeError;
+use super::kept::{self, HEADER_END, KeepOptions, Keeper, Length};
 use crate::addr::RegionId;
 use crate::mem::RacyMemory;
 use crate::pages::available_bytes;
@@ -54,7 +56,9 @@ pub(crate) struct Share {
     /// What is mapped, here and by clients. It has no part in the lock, which ends with the server, not with the last mapping.
     pub(crate) descriptor: File,
     pub(crate) pages: Pages,
-    _locked: File,
+    /// Who says in kept memory how it is left.
+    pub(super) keeper: Option<Keeper>,
+    _locked: Arc<File>,
 }
 
 /// What lies where.
@@ -62,7 +66,7 @@ pub(crate) struct Share {
 pub(crate) struct Layout {
     pub(crate) gates: Extent,
     pub(crate) regions: Vec<Mapped>,
-    total: u64,
+    pub(super) total: u64,
 }
 
 impl Layout {
@@ -90,26 +94,35 @@ impl Layout {
     fn extents(&self) -> impl Iterator<Item = Extent> + '_ {
         std::iter::once(self.gates).chain(self.regions.iter().map(|mapped| mapped.extent))
     }
+
+    /// Gates and, in kept memory, the header behind them.
+    fn first_block(&self) -> Extent {
+        Extent { offset: 0, bytes: self.gates.bytes.max(HEADER_END as u64) }
+    }
 }
 
 /// Makes memory for these regions, or takes over what is there.
-pub(crate) fn open(backing: &Backing, specs: &[RegionSpec]) -> Result<(Regions, Gates, Share), ServeError> {
+pub(crate) fn open(
+    backing: &Backing,
+    keep: &KeepOptions,
+    specs: &[RegionSpec],
+) -> Result<(Regions, Gates, Share), ServeError> {
     match backing {
-        Backing::Path(path) => open_in(open_locked(path)?, &path.display().to_string(), false, specs),
+        Backing::Path(path) => open_in(open_locked(path)?, &path.display().to_string(), Some(keep), specs),
         Backing::Inherited(number) => {
             let name = format!("descriptor {number}");
             let file = File::options().read(true).write(true).open(format!("/proc/self/fd/{number}"));
-            open_in(file.map_err(ServeError::memory(&name))?, &name, true, specs)
+            open_in(file.map_err(ServeError::memory(&name))?, &name, None, specs)
         }
         Backing::Memfd => {
             if let Some(file) = huge_memfd(specs) {
-                match open_in(file, "huge pages", true, specs) {
+                match open_in(file, "huge pages", None, specs) {
                     Err(error) => tracing::warn!("{error}; using small pages instead"),
                     opened => return opened,
                 }
             }
             let file = memfd(MemfdFlags::empty()).map_err(ServeError::memory("a memfd"))?;
-            open_in(file, "a memfd", true, specs)
+            open_in(file, "a memfd", None, specs)
         }
     }
 }
@@ -117,19 +130,32 @@ pub(crate) fn open(backing: &Backing, specs: &[RegionSpec]) -> Result<(Regions, 
 fn open_in(
     file: File,
     name: &str,
-    is_anonymous: bool,
+    keep: Option<&KeepOptions>,
     specs: &[RegionSpec],
 ) -> Result<(Regions, Gates, Share), ServeError> {
     let failed = ServeError::memory(name);
-    let is_device = file.metadata().map_err(&failed)?.file_type().is_char_device();
+    let file = Arc::new(file);
+    let metadata = file.metadata().map_err(&failed)?;
+    let is_device = metadata.file_type().is_char_device();
     let block = if is_device { ALIGN } else { block_bytes(&file).map_err(&failed)? };
     let layout = Layout::new(specs, block);
+    let length = match keep {
+        Some(keep) if !is_device => kept::check_length(&file, name, metadata.len(), layout.total, keep)?,
+        Some(_) => Length::Whole,
+        None if ![0, layout.total].contains(&metadata.len()) => {
+            let (found, expected) = (metadata.len(), layout.total);
+            return Err(ServeError::OtherShape { path: name.to_owned(), found, expected });
+        }
+        None => Length::Empty,
+    };
     if !is_device {
         check_room(&file, &layout, name)?;
-        file.set_len(layout.total).map_err(&failed)?;
+        if length != Length::Whole {
+            file.set_len(layout.total).map_err(&failed)?;
+        }
     }
     let kind = if is_device { Kind::Device } else { Kind::of(&file).map_err(&failed)? };
-    if is_anonymous {
+    if keep.is_none() {
         // Nobody who has the descriptor can take the memory away from the others.
         seal(&file).map_err(&failed)?;
     }
@@ -144,7 +170,17 @@ fn open_in(
         regions.insert(*region, memory);
     }
     if !is_device {
-        reserve(&file, &layout, name)?;
+        reserve(&file, layout.extents(), name)?;
+    }
+    let mut keeper = None;
+    if let Some(keep) = keep {
+        if !is_device {
+            reserve(&file, [layout.first_block()], name)?;
+        }
+        let block = map(&descriptor, layout.first_block(), true).map_err(&failed)?;
+        let (taken, found) = Keeper::take((&file, name), (kind, &layout, block), &regions, length, keep)?;
+        regions.set_found(found);
+        keeper = Some(taken);
     }
     let pages = pages(&descriptor, kind, block, layout.extents().map(|extent| extent.bytes).sum());
     let hint = match pages {
@@ -152,11 +188,14 @@ fn open_in(
         _ => "",
     };
     tracing::info!("memory of {} MiB: {pages}{hint}", layout.total >> 20);
+    let is_same_boot = regions.is_of_same_boot();
     // When this is done, the clients of an earlier server on this memory cannot touch it any more.
     let gates = Gates::take_over(map(&descriptor, layout.gates, true).map_err(&failed)?, |pid, started| {
-        Process::find(pid, started).map(|process| Arc::new(process) as Arc<dyn Holder>)
+        // Another boot's processes are gone; one of ours may have such a number.
+        let process = if is_same_boot { Process::find(pid, started) } else { None };
+        process.map(|process| Arc::new(process) as Arc<dyn Holder>)
     });
-    Ok((regions, gates, Share { layout, descriptor, pages, _locked: file }))
+    Ok((regions, gates, Share { layout, descriptor, pages, keeper, _locked: file }))
 }
 
 /// Memory for these regions, for servers that are to [inherit](Backing::Inherited) it: in huge pages, if enough of them are set aside.
@@ -164,7 +203,7 @@ pub fn anonymous_memory(specs: &[RegionSpec]) -> Result<File, ServeError> {
     if let Some(file) = huge_memfd(specs) {
         let layout = Layout::new(specs, ALIGN);
         // Others may have taken them meanwhile.
-        if file.set_len(layout.total).is_ok() && reserve(&file, &layout, "huge pages").is_ok() {
+        if file.set_len(layout.total).is_ok() && reserve(&file, layout.extents(), "huge pages").is_ok() {
             return Ok(file);
         }
     }
@@ -227,13 +266,9 @@ fn block_bytes(file: &File) -> io::Result<u64> {
     Ok(u64::try_from(block).unwrap_or(0).next_power_of_two().max(4096))
 }
 
-/// Looks whether the file is of the right size, and whether the machine has so much memory.
+/// Looks whether the machine has so much memory.
 fn check_room(file: &File, layout: &Layout, name: &str) -> Result<(), ServeError> {
     let failed = ServeError::memory(name);
-    let before = file.metadata().map_err(&failed)?.len();
-    if before != 0 && before != layout.total {
-        return Err(ServeError::OtherShape { path: name.to_owned(), found: before, expected: layout.total });
-    }
     let needed: u64 = layout.extents().map(|extent| extent.bytes).sum();
     let missing = needed.saturating_sub(file.metadata().map_err(&failed)?.blocks() * 512);
     if Kind::of(file).map_err(&failed)? == Kind::Memory && missing > 0 {
@@ -247,9 +282,9 @@ fn check_room(file: &File, layout: &Layout, name: &str) -> Result<(), ServeError
 }
 
 /// Makes sure that all bytes are there: a full file system shows now, not as a crash in the middle of a verb.
-fn reserve(file: &File, layout: &Layout, name: &str) -> Result<(), ServeError> {
+fn reserve(file: &File, extents: impl IntoIterator<Item = Extent>, name: &str) -> Result<(), ServeError> {
     let failed = ServeError::memory(name);
-    for extent in layout.extents() {
+    for extent in extents {
         rustix::fs::fallocate(file, FallocateFlags::empty(), extent.offset, extent.bytes)
             .map_err(|error| failed(error.into()))?;
     }
@@ -258,7 +293,7 @@ fn reserve(file: &File, layout: &Layout, name: &str) -> Result<(), ServeError> {
 
 /// What a file's bytes are in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+pub(super) enum Kind {
     /// The machine's memory (tmpfs, memfd).
     Memory,
     /// Pages of it that were set aside (hugetlbfs).
@@ -359,41 +394,53 @@ mod tests {
     fn more_memory_than_there_is_is_refused_before_it_is_taken() {
         let mut greedy = specs();
         greedy[0].bytes = 1 << 50;
-        assert!(matches!(open(&Backing::Memfd, &greedy), Err(ServeError::NotEnoughMemory { .. })));
-        assert!(open(&Backing::Memfd, &specs()).is_ok());
+        assert!(matches!(
+            open(&Backing::Memfd, &KeepOptions::default(), &greedy),
+            Err(ServeError::NotEnoughMemory { .. })
+        ));
+        assert!(open(&Backing::Memfd, &KeepOptions::default(), &specs()).is_ok());
     }
 
     #[test]
     fn inherited_memory_goes_from_one_server_to_the_next() {
         let file = anonymous_memory(&specs()).unwrap();
         let backing = Backing::Inherited(file.as_raw_fd());
-        let (regions, _, share) = open(&backing, &specs()).unwrap();
+        let (regions, _, share) = open(&backing, &KeepOptions::default(), &specs()).unwrap();
         regions.region(RegionId::LOCK).word(8).store(77, Ordering::SeqCst);
         drop((regions, share));
-        let (regions, ..) = open(&backing, &specs()).unwrap();
+        let (regions, ..) = open(&backing, &KeepOptions::default(), &specs()).unwrap();
         assert_eq!(regions.region(RegionId::LOCK).word(8).load(Ordering::SeqCst), 77);
         let mut other = specs();
         other[0].bytes *= 2;
-        assert!(matches!(open(&backing, &other), Err(ServeError::OtherShape { .. })));
-        assert!(open(&Backing::Inherited(-1), &specs()).is_err());
+        assert!(matches!(
+            open(&backing, &KeepOptions::default(), &other),
+            Err(ServeError::OtherShape { .. })
+        ));
+        assert!(open(&Backing::Inherited(-1), &KeepOptions::default(), &specs()).is_err());
     }
 
     #[test]
     fn kept_memory_is_one_servers_at_a_time_and_has_one_shape() {
         let path = std::env::temp_dir().join(format!("farwood-backing-{}.mem", std::process::id()));
         let backing = Backing::Path(path.clone());
-        let (regions, _, share) = open(&backing, &specs()).unwrap();
+        let (regions, _, share) = open(&backing, &KeepOptions::default(), &specs()).unwrap();
         regions.region(RegionId::LOCK).word(8).store(77, Ordering::SeqCst);
-        assert!(matches!(open(&backing, &specs()), Err(ServeError::MemoryInUse { .. })));
+        assert!(matches!(
+            open(&backing, &KeepOptions::default(), &specs()),
+            Err(ServeError::MemoryInUse { .. })
+        ));
         // What a client holds does not keep the next server out.
         let clients = share.descriptor.try_clone().unwrap();
         drop(share);
-        let (regions, ..) = open(&backing, &specs()).unwrap();
+        let (regions, _, second) = open(&backing, &KeepOptions::default(), &specs()).unwrap();
         assert_eq!(regions.region(RegionId::LOCK).word(8).load(Ordering::SeqCst), 77);
-        drop((regions, clients));
+        drop((regions, second, clients));
         let mut other = specs();
         other[0].bytes *= 2;
-        assert!(matches!(open(&backing, &other), Err(ServeError::OtherShape { .. })));
+        assert!(matches!(
+            open(&backing, &KeepOptions::default(), &other),
+            Err(ServeError::OtherShape { .. })
+        ));
         std::fs::remove_file(&path).unwrap();
     }
 }

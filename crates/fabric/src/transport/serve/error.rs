@@ -1,5 +1,6 @@
 //! Why a server process does not start.
 
+use super::NotWhole;
 use crate::server::StartError;
 use crate::transport::verbs::VerbsError;
 use std::fmt;
@@ -64,6 +65,13 @@ pub enum ServeError {
         found: u64,
         /// What these settings need.
         expected: u64,
+    },
+    /// What is kept there is not what it was.
+    NotWhole {
+        /// Where.
+        path: String,
+        /// How one can tell.
+        why: NotWhole,
     },
     /// The machine has not so much.
     NotEnoughMemory {
@@ -144,6 +152,11 @@ impl fmt::Display for ServeError {
                 f,
                 "{path} holds {found} bytes of another server's memory, these settings make {expected}; give the \
                  settings it was made with, or another path"
+            ),
+            Self::NotWhole { path, why } => write!(
+                f,
+                "the memory kept in {path} is not whole: {why}; put a copy of it back, remove it to begin anew, or give \
+                 --accept-torn to serve what is left and `farwood check --repair` each index then"
             ),
             Self::NotEnoughMemory { missing, available } => write!(
                 f,

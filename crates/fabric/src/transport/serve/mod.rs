@@ -5,6 +5,7 @@
 //! | `door` | the thread that answers sockets: who comes in, calls, who serves which session |
 //! | `peer` | a client process, to those who have something to tell it |
 //! | `backing` | where the bytes are |
+//! | `kept` | how bytes that are kept were left, and whether they are whole |
 //! | `ask` | the question how a server does |
 //! | `error` | why a server does not start |
 //!
@@ -15,6 +16,7 @@ mod ask;
 mod backing;
 mod door;
 mod error;
+mod kept;
 mod peer;
 #[cfg(test)]
 mod tests;
@@ -23,8 +25,11 @@ pub use ask::{ServerPlace, status};
 pub(crate) use backing::map;
 pub use backing::{Backing, anonymous_memory};
 pub use error::ServeError;
+pub use kept::{BootId, KeepOptions, LastOpening, Left, NotWhole, left};
 
 use super::host::Host;
+use super::host::gates::Gates;
+use super::host::regions::Regions;
 use super::shm::socket;
 use super::tcp::server::{self as desk, Desk};
 use super::verbs;
@@ -32,9 +37,11 @@ use super::verbs::device::Domain;
 use super::verbs::dock::Dock;
 use crate::region::Identity;
 use crate::server::ServerLogic;
+use crate::status::Torn;
 use crate::wake::Wake;
 use backing::Share;
 use door::Door;
+use kept::Keeper;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -53,6 +60,8 @@ const MAX_FILES: u64 = (desk::MAX_CONNECTIONS + door::MAX_CLIENTS + door::MAX_ST
 pub struct ServeOptions {
     /// Where its bytes are.
     pub backing: Backing,
+    /// How kept memory is taken over.
+    pub keep: KeepOptions,
     /// Where processes of this machine find it: a Unix socket to be made.
     pub shm: Option<PathBuf>,
     /// Where other machines find it; port 0 for any that is free.
@@ -63,13 +72,14 @@ pub struct ServeOptions {
     pub token: Vec<u8>,
 }
 
-/// A memory server that other processes can use. Dropping it stops it.
+/// A memory server that other processes can use. Dropping it stops it; [`MemoryProcess::end`] closes kept memory, too.
 #[derive(Debug)]
 pub struct MemoryProcess {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     path: Option<PathBuf>,
     address: Option<SocketAddr>,
+    keeper: Option<Keeper>,
 }
 
 /// What its threads share.
@@ -124,10 +134,11 @@ impl MemoryProcess {
         let listeners = Listeners::open(&options)?;
         let path = options.shm.clone();
         let address = listeners.tcp.as_ref().and_then(|listener| listener.local_addr().ok());
-        let (shared, share) = prepare(logic, &options).inspect_err(|_| {
+        let (shared, mut share) = prepare(logic, &options).inspect_err(|_| {
             // It was made just now, and if it cannot be removed, it is stale: the next server replaces it.
             let _ = path.as_ref().map(std::fs::remove_file);
         })?;
+        let keeper = share.keeper.take();
         let mut threads = Vec::new();
         if let Some(dock) = shared.dock.clone() {
             threads.push(std::thread::spawn(move || dock.run()));
@@ -137,12 +148,43 @@ impl MemoryProcess {
         }
         let door = Door::new(&shared, listeners, share, options.token);
         threads.push(std::thread::spawn(move || door.run()));
-        Ok(Self { shared, threads, path, address })
+        Ok(Self { shared, threads, path, address, keeper })
+    }
+
+    /// Stops it, and closes memory that is kept: nobody can touch it any more, and what it holds can be told from what it should not
+    /// become. If that fails, or the process is ended meanwhile, the memory is as if the server had been killed.
+    pub fn end(mut self) -> Result<(), ServeError> {
+        self.stop();
+        let Some(mut keeper) = self.keeper.take() else { return Ok(()) };
+        self.shared.host.close_all();
+        keeper.close(self.shared.host.memory())
+    }
+
+    /// Hears nobody any more.
+    fn stop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.wake.wake();
+        if let Some(desk) = &self.shared.desk {
+            desk.stop();
+        }
+        if let Some(dock) = &self.shared.dock {
+            dock.stop();
+        }
+        // New clients find no socket; those that are there are told when theirs closes.
+        let _ = self.path.take().map(std::fs::remove_file);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
     }
 
     /// Who it is.
     pub fn identity(&self) -> &Identity {
         self.shared.host.identity()
+    }
+
+    /// What was not whole of the memory that it took over, now or earlier.
+    pub fn torn(&self) -> Option<Torn> {
+        self.shared.host.tables().torn
     }
 
     /// Where its Unix socket is, if it has one.
@@ -177,7 +219,22 @@ fn open_device(options: &ServeOptions) -> Result<(Option<Arc<Domain>>, bool), Se
 
 fn prepare(logic: Arc<dyn ServerLogic>, options: &ServeOptions) -> Result<(Arc<Shared>, Share), ServeError> {
     let (device, may_mix) = open_device(options)?;
-    let (regions, gates, share) = backing::open(&options.backing, &logic.regions())?;
+    let (regions, gates, mut share) = backing::open(&options.backing, &options.keep, &logic.regions())?;
+    let regions = Arc::new(regions);
+    let prepared = prepare_on(logic, options, (Arc::clone(&regions), gates), (device, may_mix));
+    // Nobody has been let in.
+    let shared =
+        prepared.inspect_err(|_| share.keeper.iter_mut().for_each(|keeper| keeper.put_back(&regions)))?;
+    Ok((shared, share))
+}
+
+/// The rest, on memory that is marked as being in use.
+fn prepare_on(
+    logic: Arc<dyn ServerLogic>,
+    options: &ServeOptions,
+    (regions, gates): (Arc<Regions>, Gates),
+    (device, may_mix): (Option<Arc<Domain>>, bool),
+) -> Result<Arc<Shared>, ServeError> {
     let host = Host::start(logic, regions, gates).map_err(ServeError::Start)?;
     let wake = Arc::new(Wake::new().map_err(ServeError::memory("an eventfd"))?);
     // Locks on the device are seen by nobody else, and do not outlive the server.
@@ -186,24 +243,12 @@ fn prepare(logic: Arc<dyn ServerLogic>, options: &ServeOptions) -> Result<(Arc<S
     let dock = dock.map_err(ServeError::Verbs)?;
     let desk = (options.tcp.is_some() && may_mix).then(|| Desk::new(&host).map(Arc::new)).transpose();
     let desk = desk.map_err(ServeError::memory("an epoll instance"))?;
-    Ok((Arc::new(Shared { host, wake, stop: AtomicBool::new(false), desk, dock }), share))
+    Ok(Arc::new(Shared { host, wake, stop: AtomicBool::new(false), desk, dock }))
 }
 
 impl Drop for MemoryProcess {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.wake.wake();
-        if let Some(desk) = &self.shared.desk {
-            desk.stop();
-        }
-        if let Some(dock) = &self.shared.dock {
-            dock.stop();
-        }
-        // New clients find no socket; those that are there are told when theirs closes.
-        let _ = self.path.as_ref().map(std::fs::remove_file);
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
+        self.stop();
     }
 }
 
