@@ -14,9 +14,13 @@
 //!
 //! **Entries are hints.** They are written when a node has been linked and when it has been replaced, by whoever did that; if it dies between, an entry is
 //! missing or out of date, and whoever notices mends it. There are none before somebody has come who asks the tables: where memory is
-//! mapped nobody does, and to keep them is a tenth of what an insert costs. What makes a hint safe: a node that is linked and alive is part of the tree; and memory of
-//! a node is never used for anything but nodes of its kind. The head is read first, since without it the rest might be of a
-//! former life of this memory: once the node was seen linked in this operation, its epoch keeps it.
+//! mapped nobody does, and to keep them is a tenth of what an insert costs.
+//!
+//! **What makes a hint safe**: a node that is linked and alive is part of the tree. Its memory may serve anything else once nothing leads
+//! there but entries that a dead session left, since flushes do not reach those. So a node counts only with the hash of the prefix: 64 bits
+//! keyed by the index's random seed, which other bytes have once in 10^19 looks. Within one operation memory does not change what it
+//! serves, as its pin holds up the flush. The head is read first, since without it the rest might be of a former life of this memory: once
+//! the node was seen linked in this operation, its epoch keeps it.
 
 use super::filter::Filter;
 use super::layout::{Head, NODE_HASH_AT, NODE_HEAD_AT, NODE_LINKED_AT, NodeKind, NodeRef, Slot, Step};
