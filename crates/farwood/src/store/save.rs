@@ -240,7 +240,7 @@ async fn write(
     let view = pool.session().cluster().view();
     let header = Header {
         pool: view.servers.first().map_or(0, |server| server.pool.0),
-        unix_ms: u64::try_from(wall_clock_ms()).unwrap_or(0),
+        unix_ms: wall_clock_ms(),
         indexes: infos.iter().map(saved).collect(),
     };
     let mut writer = Writer::new(BufWriter::new(&partial.file), &header).map_err(cannot)?;

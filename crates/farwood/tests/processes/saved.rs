@@ -70,7 +70,9 @@ fn put_all(index: &ClientIndex, pairs: impl Iterator<Item = KeyValue>) {
             under_way.drain(..).for_each(|put| put.wait().expect("put"));
         }
     }
-    under_way.into_iter().for_each(|put| put.wait().expect("put"));
+    for put in under_way {
+        put.wait().expect("put");
+    }
 }
 
 fn text(path: &Path) -> &str {
@@ -305,7 +307,7 @@ fn a_pool_that_is_too_full_is_left_as_it_was() {
 #[test]
 fn kills_in_the_middle() {
     const PAIRS: u64 = 60_000;
-    let servers = Servers::start(&["--lease-ms", "500"]);
+    let servers = Servers::start(&["--lease-ms", "500", "--memory", "256MiB"]);
     let (url, folder) = (servers.place(Over::Tcp), Folder::new());
     let file = file_in(&folder);
     let source = client(&servers);
