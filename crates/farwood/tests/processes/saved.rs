@@ -1,4 +1,5 @@
-//! `farwood save` and `restore` on servers that run: whole, beside writers, killed in the middle, from files that are damaged.
+//! `farwood save` and `restore` on servers that run: whole, beside writers, killed in the middle, from files that are
+//! damaged.
 
 use super::world::{Folder, Over, Servers, connect, farwood, nap, wait_for};
 use farwood_index::client::ClientIndex;
@@ -192,8 +193,8 @@ fn a_save_that_fails_leaves_the_file_that_was_there() {
     assert!(all(&source.open("copy").wait().expect("restored")) == all(&index));
 }
 
-/// Each saved value is one that its key had during the save: at least as new as what was acknowledged before, and not newer than what was
-/// tried until it ended. Keys that nobody touches are all there.
+/// Each saved value is one that its key had during the save: at least as new as what was acknowledged before, and not
+/// newer than what was tried until it ended. Keys that nobody touches are all there.
 #[test]
 fn a_save_beside_writers() {
     const KEYS: u64 = 400;
@@ -303,7 +304,8 @@ fn a_pool_that_is_too_full_is_left_as_it_was() {
     assert!(restored.iter().all(|(key, value)| value.len() == 1_000_000 && value[0] == key[7]));
 }
 
-/// `kill -9` of a save, and of a restore, anywhere: the file is whole or not there, the index is whole or not there, and the next one works.
+/// `kill -9` of a save, and of a restore, anywhere: the file is whole or not there, the index is whole or not there,
+/// and the next one works.
 #[test]
 fn kills_in_the_middle() {
     const PAIRS: u64 = 60_000;
