@@ -1,17 +1,22 @@
-//! Leaks: objects that are taken and that nothing in an index leads to; counted, and freed while the index is out of use.
+//! Leaks: objects that are taken and that nothing in an index leads to; counted, and freed while the index is out of
+//! use.
 //!
-//! A set bit in a chunk's bitmap says that an object is linked, or in the hands of a session. If no session but ours is in the pool and ours
-//! has nothing in its hands, a set bit that no walk of the index explains is a leak. Old versions left such when sessions died.
+//! A set bit in a chunk's bitmap says that an object is linked, or in the hands of a session. If no session but ours is
+//! in the pool and ours has nothing in its hands, a set bit that no walk of the index explains is a leak. Old versions
+//! left such when sessions died.
 //!
-//! 1. Recover the dead. Take the index out of use ([`Request::TakeOffline`]): refused unless this session is alone in the pool; from then
-//!    on nobody else can open the index, until this session says so or ends.
+//! 1. Recover the dead. Take the index out of use ([`Request::TakeOffline`]): refused unless this session is alone in
+//!    the pool; from then on nobody else can open the index, until this session says so or ends.
 //! 2. Walk the index ([`Engine::check`], [`Engine::extents`]). Any damage ends the repair here, with nothing freed.
 //! 3. Give back all that this session has in its hands ([`crate::shared::heap::Heap::close`]).
-//! 4. Compare the bitmaps with what was found (`census`). An object that is linked and whose bit is clear is damage, too.
-//! 5. Clear the bits of what is leaked, word by word, by CAS from the word that was compared; free raw bytes that nothing names.
+//! 4. Compare the bitmaps with what was found (`census`). An object that is linked and whose bit is clear is damage,
+//!    too.
+//! 5. Clear the bits of what is leaked, word by word, by CAS from the word that was compared; free raw bytes that
+//!    nothing names.
 //!
-//! Whoever dies in the middle leaves a prefix of step 5, which is as right as the whole. It is fenced before anybody else can open the
-//! index. Nothing is written but bits of unlinked objects, and what any operation mends that comes by what a dead session left.
+//! Whoever dies in the middle leaves a prefix of step 5, which is as right as the whole. It is fenced before anybody
+//! else can open the index. Nothing is written but bits of unlinked objects, and what any operation mends that comes by
+//! what a dead session left.
 
 mod census;
 
@@ -106,7 +111,8 @@ impl Leaks {
 pub struct Findings {
     /// Objects that the index has.
     pub linked: u64,
-    /// What nothing leads to; `None`, if others are in the pool, or came meanwhile: what they have in their hands looks the same.
+    /// What nothing leads to; `None`, if others are in the pool, or came meanwhile: what they have in their hands looks
+    /// the same.
     pub leaks: Option<Leaks>,
 }
 
@@ -140,8 +146,9 @@ pub async fn check<E: Engine>(
     Ok(findings)
 }
 
-/// Frees what is leaked of an index, or only counts it, while the index is out of use. This session must not have it open, and must be the only
-/// one in the pool: [`ControlError::IndexInUse`] says who else is. An index that is damaged is left as it is: [`IndexError::Corrupt`].
+/// Frees what is leaked of an index, or only counts it, while the index is out of use. This session must not have it
+/// open, and must be the only one in the pool: [`ControlError::IndexInUse`] says who else is. An index that is damaged
+/// is left as it is: [`IndexError::Corrupt`].
 pub async fn repair<E: Engine>(
     pool: &Pool,
     endpoint: &Endpoint,
@@ -252,7 +259,8 @@ async fn sweep<E: Engine>(
     Ok(Findings { linked: walked.objects.len() as u64, leaks: Some(census.leaks) })
 }
 
-/// Clears bits, each word by CAS from what it was when it was compared. Nobody else changes it: a word that is anything else ends the repair.
+/// Clears bits, each word by CAS from what it was when it was compared. Nobody else changes it: a word that is anything
+/// else ends the repair.
 async fn clear(endpoint: &Endpoint, mut words: Vec<Word>) -> Result<(), IndexError> {
     let op = endpoint.op();
     let mut is_in_doubt = false;
@@ -328,8 +336,8 @@ async fn is_alone(pool: &Pool, endpoint: &Endpoint) -> Result<bool, IndexError> 
     Ok(sessions.iter().all(|info| info.session == pool.session().id()))
 }
 
-/// Whether nobody has joined since this session did. Terms are counted, so a session that joins now has the next one; unless there is no
-/// number left for it.
+/// Whether nobody has joined since this session did. Terms are counted, so a session that joins now has the next one;
+/// unless there is no number left for it.
 async fn is_alone_still(pool: &Pool, endpoint: &Endpoint) -> Result<bool, IndexError> {
     if !is_alone(pool, endpoint).await? {
         return Ok(false);

@@ -1,12 +1,13 @@
 //! An index that is out of use for a repair: one session has it to itself, and frees what nothing in it leads to.
 //!
-//! The coordinator does not know which session has which index open. So an index can be taken out of use only by a session that is alone
-//! in the pool, which is decided in one call; whoever joins later cannot open the index. The right ends with `BringOnline`, or with the
-//! session that has it: that one is fenced on every server before it is recovered, so nothing of it can land in an index that is in use
-//! again. It is a state in the catalog, so it survives the coordinator's process as the session does.
+//! The coordinator does not know which session has which index open. So an index can be taken out of use only by a
+//! session that is alone in the pool, which is decided in one call; whoever joins later cannot open the index. The
+//! right ends with `BringOnline`, or with the session that has it: that one is fenced on every server before it is
+//! recovered, so nothing of it can land in an index that is in use again. It is a state in the catalog, so it survives
+//! the coordinator's process as the session does.
 //!
-//! What the repairer frees are bits of objects, by CAS, without the server; and raw bytes, by `FreeExtent`, whose seal proves the right
-//! to servers that have no catalog.
+//! What the repairer frees are bits of objects, by CAS, without the server; and raw bytes, by `FreeExtent`, whose seal
+//! proves the right to servers that have no catalog.
 
 use crate::server::Server;
 use farwood_fabric::addr::SessionId;

@@ -1,13 +1,15 @@
-//! A pool's indexes in a file: what `farwood save` writes and `farwood restore` reads. `docs/save-format.md` shows the bytes.
+//! A pool's indexes in a file: what `farwood save` writes and `farwood restore` reads. `docs/save-format.md` shows the
+//! bytes.
 //!
 //! | file | what it is |
 //! |---|---|
 //! | `write` | pairs into a file |
 //! | `read` | pairs out of a file that may be damaged |
 //!
-//! A file is a header and records. Each ends with a checksum (xxh3-64) of all its bytes, a record's keyed with the header's, so that a record
-//! of another file is none here. Records are numbered; each index ends with a record that has the count and a checksum of all of its
-//! pairs; the file ends with a trailer, behind which nothing may be. So any change of a byte, and any that is lacking or too many, is noticed.
+//! A file is a header and records. Each ends with a checksum (xxh3-64) of all its bytes, a record's keyed with the
+//! header's, so that a record of another file is none here. Records are numbered; each index ends with a record that
+//! has the count and a checksum of all of its pairs; the file ends with a trailer, behind which nothing may be. So any
+//! change of a byte, and any that is lacking or too many, is noticed.
 
 mod read;
 #[cfg(test)]

@@ -9,7 +9,7 @@ type Contents = Vec<Vec<KeyValue>>;
 
 fn header(indexes: usize, pool: u128) -> Header {
     let index = |n| Saved { name: format!("index {n}"), engine: "sphinx".to_owned(), config: vec![n, 2, 3] };
-    Header { pool, unix_ms: 1_700_000_000_000, indexes: (0..indexes).map(|n| index(n as u8)).collect() }
+    Header { pool, unix_ms: 1_700_000_000_000, indexes: (0u8..).take(indexes).map(index).collect() }
 }
 
 fn write_to<W: Write>(out: W, header: &Header, contents: &Contents) -> io::Result<W> {

@@ -1,4 +1,5 @@
-//! `farwood check`: walks an index and verifies it, counts what is leaked, and with `--repair` frees it (`farwood_index::repair`).
+//! `farwood check`: walks an index and verifies it, counts what is leaked, and with `--repair` frees it
+//! (`farwood_index::repair`).
 
 use super::{Place, joined, plain, say};
 use crate::interrupt;

@@ -161,6 +161,7 @@ pub(crate) fn as_reaper<T>(
 
 /// Joins the pool as anybody does, and leaves it when `work` is done. A thread of its own keeps the session alive, so `work` may wait for a
 /// disk.
+#[expect(clippy::disallowed_methods, reason = "the session lives on while this thread waits for a disk")]
 pub(crate) fn as_member<T>(
     place: &Place,
     command: &str,

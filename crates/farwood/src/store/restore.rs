@@ -1,8 +1,8 @@
 //! `farwood restore`: indexes out of a file that `farwood save` wrote.
 //!
 //! 1. The whole file is read and verified before the pool is touched.
-//! 2. Each index is created, and filled, before anybody else can open it. If this process ends before that, the coordinator drops the index
-//!    when the session is recovered, and another restore begins anew.
+//! 2. Each index is created, and filled, before anybody else can open it. If this process ends before that, the
+//!    coordinator drops the index when the session is recovered, and another restore begins anew.
 //! 3. When all are filled, all are published.
 
 use super::save::Progress;
@@ -156,7 +156,8 @@ async fn drop_index(pool: &Pool, endpoint: &Endpoint, name: &str) -> Result<(), 
     pool.drop_index(endpoint, name).await
 }
 
-/// Sees to it that there are no indexes of these names: what restores that were killed have left goes, others only if they may.
+/// Sees to it that there are no indexes of these names: what restores that were killed have left goes, others only if
+/// they may.
 async fn make_way(pool: &Pool, endpoint: &Endpoint, names: &[&String], replace: bool) -> Result<(), String> {
     let text = |error: FabricError| plain(error.into());
     pool.recover_all(endpoint).await.map_err(plain)?;

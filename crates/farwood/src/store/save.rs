@@ -1,11 +1,13 @@
 //! `farwood save`: indexes of a pool into a file, while they are in use.
 //!
-//! No engine has snapshots yet, so the copy is not of one instant. What it is: each pair is one that the index held at some moment of the
-//! save; a key that was there all the time is in it; what was acknowledged before the save began is in it, or what came after it. Values
-//! are the bytes that are stored, so keys of gateways keep the time at which they expire.
+//! No engine has snapshots yet, so the copy is not of one instant. What it is: each pair is one that the index held at
+//! some moment of the save; a key that was there all the time is in it; what was acknowledged before the save began is
+//! in it, or what came after it. Values are the bytes that are stored, so keys of gateways keep the time at which they
+//! expire.
 //!
-//! The file is written beside its place under the name `FILE.partial`, and takes its place by a rename when it is complete and on the disk.
-//! So FILE is whole, or what it was before, whatever happens. Only one save writes to it at a time.
+//! The file is written beside its place under the name `FILE.partial`, and takes its place by a rename when it is
+//! complete and on the disk. So FILE is whole, or what it was before, whatever happens. Only one save writes to it at a
+//! time.
 
 use super::{Place, as_member, plain};
 use crate::archive::{Header, Saved, Writer};
@@ -240,7 +242,7 @@ async fn write(
     let view = pool.session().cluster().view();
     let header = Header {
         pool: view.servers.first().map_or(0, |server| server.pool.0),
-        unix_ms: u64::try_from(wall_clock_ms()).unwrap_or(0),
+        unix_ms: wall_clock_ms(),
         indexes: infos.iter().map(saved).collect(),
     };
     let mut writer = Writer::new(BufWriter::new(&partial.file), &header).map_err(cannot)?;

@@ -34,7 +34,8 @@ fn load(url: &str, index: &str, pairs: u64) {
     assert!(load.wait().expect("it ends").success());
 }
 
-/// Sets bits of the first objects that are free in every chunk of an index; how many, and how many bytes those objects have.
+/// Sets bits of the first objects that are free in every chunk of an index; how many, and how many bytes those objects
+/// have.
 fn leak(place: &str, index: &str, bits_of_chunk: u32) -> (u64, u64) {
     let cluster = connect(place).expect("the pool is there");
     let executor = Executor::new();
@@ -121,7 +122,8 @@ fn a_repair_by_hand() {
     assert!(code == Some(2) && said.contains("there is no index 'nothing'"), "{said}");
 }
 
-/// Whoever is killed in the middle of a repair leaves an index that another repair finishes, and that can be used meanwhile again.
+/// Whoever is killed in the middle of a repair leaves an index that another repair finishes, and that can be used
+/// meanwhile again.
 #[test]
 fn a_repair_that_is_killed_is_ended_by_another() {
     let servers = Servers::start(&["--lease-ms", "1000"]);

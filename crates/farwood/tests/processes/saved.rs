@@ -1,4 +1,5 @@
-//! `farwood save` and `restore` on servers that run: whole, beside writers, killed in the middle, from files that are damaged.
+//! `farwood save` and `restore` on servers that run: whole, beside writers, killed in the middle, from files that are
+//! damaged.
 
 use super::world::{Folder, Over, Servers, connect, farwood, nap, wait_for};
 use farwood_index::client::ClientIndex;
@@ -70,7 +71,9 @@ fn put_all(index: &ClientIndex, pairs: impl Iterator<Item = KeyValue>) {
             under_way.drain(..).for_each(|put| put.wait().expect("put"));
         }
     }
-    under_way.into_iter().for_each(|put| put.wait().expect("put"));
+    for put in under_way {
+        put.wait().expect("put");
+    }
 }
 
 fn text(path: &Path) -> &str {
@@ -190,8 +193,8 @@ fn a_save_that_fails_leaves_the_file_that_was_there() {
     assert!(all(&source.open("copy").wait().expect("restored")) == all(&index));
 }
 
-/// Each saved value is one that its key had during the save: at least as new as what was acknowledged before, and not newer than what was
-/// tried until it ended. Keys that nobody touches are all there.
+/// Each saved value is one that its key had during the save: at least as new as what was acknowledged before, and not
+/// newer than what was tried until it ended. Keys that nobody touches are all there.
 #[test]
 fn a_save_beside_writers() {
     const KEYS: u64 = 400;
@@ -292,7 +295,8 @@ fn a_pool_that_is_too_full_is_left_as_it_was() {
     succeeds(&["save", &url, text(&file)]);
     for _ in 0..2 {
         refused(&["restore", text(&file), &url, "--into", "copy"], "add memory or drop an index");
-        assert_eq!(succeeds(&["list", &url]), "it\n");
+        // On a slow machine the drop may be left to others.
+        wait_for("the half of it to be dropped", || succeeds(&["list", &url]) == "it\n");
     }
     drop((index, source));
     succeeds(&["restore", text(&file), &url, "--replace"]);
@@ -301,11 +305,12 @@ fn a_pool_that_is_too_full_is_left_as_it_was() {
     assert!(restored.iter().all(|(key, value)| value.len() == 1_000_000 && value[0] == key[7]));
 }
 
-/// `kill -9` of a save, and of a restore, anywhere: the file is whole or not there, the index is whole or not there, and the next one works.
+/// `kill -9` of a save, and of a restore, anywhere: the file is whole or not there, the index is whole or not there,
+/// and the next one works.
 #[test]
 fn kills_in_the_middle() {
     const PAIRS: u64 = 60_000;
-    let servers = Servers::start(&["--lease-ms", "500"]);
+    let servers = Servers::start(&["--lease-ms", "500", "--memory", "256MiB"]);
     let (url, folder) = (servers.place(Over::Tcp), Folder::new());
     let file = file_in(&folder);
     let source = client(&servers);

@@ -32,8 +32,8 @@ pub(super) struct Census {
 }
 
 impl Census {
-    /// Compares all chunks of an index with what a walk has found, sorted by address. No session but this one is in the pool, and
-    /// this one has nothing in its hands.
+    /// Compares all chunks of an index with what a walk has found, sorted by address. No session but this one is in the
+    /// pool, and this one has nothing in its hands.
     pub(super) async fn take(
         pool: &Pool,
         endpoint: &Endpoint,

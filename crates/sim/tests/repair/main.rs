@@ -1,5 +1,5 @@
-//! Repairs of indexes in adversarial worlds: every leak is freed, real ones and injected ones, and nothing else; though workers and repairers
-//! are killed anywhere, and others try to come in meanwhile.
+//! Repairs of indexes in adversarial worlds: every leak is freed, real ones and injected ones, and nothing else; though
+//! workers and repairers are killed anywhere, and others try to come in meanwhile.
 //!
 //! `FARWOOD_TRIALS` sets how many trials are run, for longer runs.
 

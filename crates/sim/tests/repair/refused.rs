@@ -1,4 +1,5 @@
-//! When a repair does nothing: others are there, the index is damaged, it is only a dry run; and what a check says meanwhile.
+//! When a repair does nothing: others are there, the index is damaged, it is only a dry run; and what a check says
+//! meanwhile.
 
 use super::world::{INDEX, Tried, inject, join, new_world, open, text, value};
 use farwood_fabric::control::{ControlError, IndexState, ObjectChunk};

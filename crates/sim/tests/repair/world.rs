@@ -1,5 +1,5 @@
-//! One trial: workers fill an index, and some die; leaks are injected; a repairer comes, may die, and another one ends it, while somebody
-//! tries to use the index; then everything is looked at, and used again.
+//! One trial: workers fill an index, and some die; leaks are injected; a repairer comes, may die, and another one ends
+//! it, while somebody tries to use the index; then everything is looked at, and used again.
 
 use farwood_fabric::clock::{MICROSECOND, MILLISECOND, Nanos};
 use farwood_fabric::control::{ControlError, MAIN_BASE, ObjectChunk, Reply, Request};
