@@ -11,7 +11,7 @@ use farwood_fabric::{
     Cluster, Endpoint, FabricError, GlobalAddr, RegionId, ServerId, Session, SessionOptions, marks,
 };
 use farwood_memory::{MemoryServer, ServerConfig};
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
