@@ -9,6 +9,7 @@ use farwood_fabric::region::PoolId;
 use farwood_fabric::server::StartError;
 
 /// Mistakes of the coordinator. They test the tests.
+#[expect(clippy::struct_excessive_bools, reason = "each is a mistake of its own")]
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Mistakes {
     /// A session may adopt another whose adopter is not fenced.

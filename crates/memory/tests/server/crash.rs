@@ -262,7 +262,7 @@ fn a_repeat_after_a_crash_between_any_two_stores_is_answered_as_if_there_had_bee
             match (&request, &answered) {
                 // The epochs go on.
                 (Request::Heartbeat { .. } | Request::RequestFlush {}, _) => {
-                    assert!(reply.is_ok(), "{request:?}: {reply:?}")
+                    assert!(reply.is_ok(), "{request:?}: {reply:?}");
                 }
                 // A flush more; the index is the same.
                 (Request::BeginDrop { .. }, Ok(Reply::Dropping { info, generation })) => {

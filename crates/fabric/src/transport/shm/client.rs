@@ -325,12 +325,10 @@ impl Connection {
             return Ok(self.closed(session));
         }
         let server = self.identity.server;
-        let begin = self.clock.now();
         loop {
-            let (line, _) = match self.restore(PATIENCE.saturating_sub(self.since(begin))) {
-                Ok(line) => line,
-                // Whoever uses it looks again.
-                Err(_) => return Ok(self.closed(session)),
+            // If there is none, whoever uses the endpoint looks again.
+            let Ok((line, _)) = self.restore(self.left_of(RECONNECT)) else {
+                return Ok(self.closed(session));
             };
             let (number, permissions) = match line.ask(|request| FromClient::Connect { request, who }) {
                 Some(FromServer::Connected { gate, permissions, .. }) => (gate, permissions),
