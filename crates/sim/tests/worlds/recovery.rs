@@ -30,7 +30,7 @@ fn all(usual: u64, trial_of: impl Fn(u64) -> Trial) -> Sum {
     all_of(engines(), usual, trial_of)
 }
 
-fn all_of(engines: [AnyEngine; 2], usual: u64, trial_of: impl Fn(u64) -> Trial) -> Sum {
+fn all_of(engines: impl IntoIterator<Item = AnyEngine>, usual: u64, trial_of: impl Fn(u64) -> Trial) -> Sum {
     let mut sum = Sum::default();
     for engine in engines {
         for seed in 0..trials(usual) {
@@ -157,6 +157,18 @@ fn full_pools_refuse_and_stay_whole() {
     let sum = all(20, full);
     sum.assert_ran(&[("pool_full", 20)]);
     all(20, |seed| full(seed).with_random_faults());
+}
+
+/// Leaves of several sizes and nodes of several kinds come and go in a pool that has not room for a chunk of each at a time.
+#[test]
+fn chunks_change_their_class_under_every_kind_of_fault() {
+    let tight =
+        |seed| Trial { chunks: Some(4), keys: 128, servers: 2, churn: true, ops: 80, ..crowded(seed) };
+    let sum = all_of([AnyEngine::Sphinx(sphinx::Sphinx::new(sphinx::Config::tiny()))], 20, tight);
+    sum.assert_ran(&[("chunks_reclaimed", 10), ("drained_chunk_forgotten", 10)]);
+    all_of([AnyEngine::Sphinx(sphinx::Sphinx::new(sphinx::Config::tiny()))], 60, |seed| {
+        tight(seed).with_random_faults()
+    });
 }
 
 #[test]
