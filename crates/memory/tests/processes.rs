@@ -135,7 +135,9 @@ fn serve(over: Over, folder: &Path, number: u16) {
     let logic = MemoryServer::new(config, procedures()).expect("the limits are valid");
     let device = verbs().filter(|_| matches!(over, Over::Verbs));
     let kept = dax(number);
-    kept.iter().for_each(|device| wipe(device));
+    if let Some(device) = &kept {
+        wipe(device);
+    }
     let options = ServeOptions {
         backing: kept.map_or(Backing::Memfd, Backing::Path),
         shm: device.is_none().then(|| folder.join(format!("m{number}.sock"))),

@@ -59,7 +59,10 @@ fn files_that_do_not_belong_together_are_refused() {
     std::fs::write(&file, &before).expect("written");
     let up = start(&kept, 6, &["--accept-torn"], &temporary);
     let torn = &up.lines[5];
-    assert!(torn.contains("torn     memory server 1") && torn.contains("farwood check --repair shm://"), "{torn}");
+    assert!(
+        torn.contains("torn     memory server 1") && torn.contains("farwood check --repair shm://"),
+        "{torn}"
+    );
     // Whatever it finds, it answers.
     let _ = (up.client().say("GET a"), up.client().say("set c 3"));
     end(up);

@@ -230,9 +230,9 @@ impl fmt::Display for NotWhole {
             Self::Checksums => {
                 f.write_str("the checksums in it are not those that were there when it was closed")
             }
-            Self::NoHeader => {
-                f.write_str("it holds data, and no header that says how it was left (formats before 4 had none)")
-            },
+            Self::NoHeader => f.write_str(
+                "it holds data, and no header that says how it was left (formats before 4 had none)",
+            ),
             Self::Length { found, expected } => write!(f, "it has {found} bytes and had {expected}"),
             Self::Older { found: 0, expected } => {
                 write!(f, "it is empty, and the pool has been opened {expected} times")
