@@ -15,15 +15,19 @@ quiet timeout 300 ./conformance --test-threads 1 tcp:: || fail "conformance over
 # The start of the machine: the VM cannot be started again without losing the device.
 boot=$(cat /proc/sys/kernel/random/boot_id)
 serve() {
+  rm -f served served-log
   FARWOOD_BOOT_ID=$boot ./farwood serve --shm /tmp/dax.sock --path /dev/dax0.0 --memory 32MiB "$@" >served 2>served-log &
   server=$!
-  until grep -q '^memory server' served; do
+  until grep -qs '^memory server' served; do
     kill -0 $server 2>/dev/null || { cat served-log; return 1; }
     sleep 0.1
   done
 }
 pool=shm:///tmp/dax.sock
-has() { [ "$(./farwood get $pool store "$1" 2>&1)" = "$2" ] || fail "$1 is not $2, $3"; }
+has() {
+  found=$(./farwood get $pool store "$1" 2>&1)
+  [ "$found" = "$2" ] || fail "$1 is not $2, $3: $found"
+}
 
 # What the suite left has another shape, which is told.
 serve && fail "the memory of another pool was taken"

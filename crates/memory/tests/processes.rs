@@ -135,7 +135,9 @@ fn serve(over: Over, folder: &Path, number: u16) {
     let logic = MemoryServer::new(config, procedures()).expect("the limits are valid");
     let device = verbs().filter(|_| matches!(over, Over::Verbs));
     let kept = dax(number);
-    kept.iter().for_each(|device| wipe(device));
+    if let Some(device) = &kept {
+        wipe(device);
+    }
     let options = ServeOptions {
         backing: kept.map_or(Backing::Memfd, Backing::Path),
         shm: device.is_none().then(|| folder.join(format!("m{number}.sock"))),
@@ -284,7 +286,7 @@ fn run(over: Over, group: &str, usual_rounds: u64) {
     }
     let (pool, scenarios) = (Pool::start(over, group), of_group(group));
     // Where verbs are slow, a scenario takes longer than those that wait for the next one have patience.
-    let is_slow = matches!(over, Over::Verbs) || dax(0).is_some();
+    let is_slow = matches!(over, Over::Verbs) || (matches!(over, Over::Tcp) && dax(0).is_some());
     let together = if is_slow { 1 } else { scenarios.len() };
     for scenarios in scenarios.chunks(together) {
         report(&pool.play(over, scenarios, rounds(usual_rounds)));

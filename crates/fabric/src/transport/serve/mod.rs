@@ -223,9 +223,13 @@ fn prepare(logic: Arc<dyn ServerLogic>, options: &ServeOptions) -> Result<(Arc<S
     let regions = Arc::new(regions);
     let prepared = prepare_on(logic, options, (Arc::clone(&regions), gates), (device, may_mix));
     // Nobody has been let in.
-    let shared =
-        prepared.inspect_err(|_| share.keeper.iter_mut().for_each(|keeper| keeper.put_back(&regions)))?;
-    Ok((shared, share))
+    if let Some(keeper) = &mut share.keeper {
+        match &prepared {
+            Ok(_) => keeper.started()?,
+            Err(_) => keeper.put_back(&regions),
+        }
+    }
+    Ok((prepared?, share))
 }
 
 /// The rest, on memory that is marked as being in use.

@@ -6,7 +6,8 @@
 //!    boot it is. What was in use is whole if the machine has been up ever since: a killed process loses nothing that it stored. It is
 //!    not if the machine was started again, or if it is a copy. What has no header has to be all zeroes.
 //! 2. Anything else is refused ([`NotWhole`]), or taken as torn ([`Found::Torn`]), if that was asked for.
-//! 3. The header says *in use*, durably, before the server's logic changes a word, and long before a client comes.
+//! 3. The header says *in use*, durably, before the server's logic changes a word, and long before a client comes. Of torn memory it says
+//!    so under no boot at all until the logic has put it right, so that nobody takes what is half mended for whole.
 //!
 //! **Closing it**, when nobody can touch it any more:
 //!
@@ -127,6 +128,9 @@ pub(super) fn check_length(
     }
 }
 
+/// Under which no machine was ever started.
+const NO_BOOT: BootId = BootId(0);
+
 /// Who writes how the memory is left.
 #[derive(Debug)]
 pub(super) struct Keeper {
@@ -141,6 +145,8 @@ pub(super) struct Keeper {
     header: Header,
     /// What the header said before, if the memory was closed.
     closed: Option<Header>,
+    /// This start of the machine.
+    boot: BootId,
 }
 
 /// What a look at the memory brought.
@@ -195,6 +201,7 @@ impl Keeper {
                 sums: 0,
             },
             closed: None,
+            boot,
         };
         let found = match keeper.look(said.map(|(_, header)| header), regions, length, keep.last) {
             Look::Fresh | Look::SameBoot => Found::SameBoot,
@@ -205,6 +212,8 @@ impl Keeper {
             }
             Look::NotWhole(why, damage) if keep.accept_torn => {
                 tracing::warn!("{name} is taken although {why}");
+                // Whoever is killed before it has been put right leaves it as torn as it was.
+                keeper.header.boot = NO_BOOT;
                 Found::Torn(damage)
             }
             Look::NotWhole(why, _) => return Err(ServeError::NotWhole { path: name.to_owned(), why }),
@@ -307,6 +316,14 @@ impl Keeper {
         self.put(SUMS_AT, &sums)?;
         self.make_durable(Some(regions))?;
         self.write(Header { state: State::Clean, sums: xxh3_64(&sums), ..self.header }, true)
+    }
+
+    /// The server has started: its tables are what they should be, whatever they were.
+    pub(super) fn started(&mut self) -> Result<(), ServeError> {
+        if self.header.boot == self.boot {
+            return Ok(());
+        }
+        self.write(Header { boot: self.boot, ..self.header }, true)
     }
 
     /// The server has not started after all. Closed memory that nothing has been stored in is closed again.

@@ -185,4 +185,10 @@ fn torn_pieces_are_named_when_they_are_accepted() {
     let open = place.open_with(&keep).expect("accepted");
     let piece = Piece { region: RegionId::MAIN, offset: 64 << 10, bytes: 64 << 10 };
     assert_eq!(open.regions.found, Found::Torn(Damage { pieces: 7, failed: vec![piece] }));
+    drop(open);
+    assert_eq!(place.refusal(1), NotWhole::InUse, "nobody has put it right");
+    let mut open = place.open_with(&keep).expect("accepted");
+    open.keeper.started().expect("there is room");
+    drop(open);
+    place.open(1).expect("it was put right").close();
 }
