@@ -127,14 +127,14 @@ impl Engine for Cells {
         for key in 0..self.keys {
             let addr = opened.addr(key);
             let place = Place { index: opened.info.id, addr };
-            let cell = op.read(addr, CELL_BYTES).await?;
+            let cell = surely::read(&op, addr, CELL_BYTES).await?;
             if place.version_if_whole(&cell).is_none() {
                 return Err(corrupt(format!("the cell of key {key} is torn though nobody writes")));
             }
         }
         for server in pool.session().servers() {
             for lock in 0..LOCKS {
-                let word = LockWord::from_raw(op.read_word(lock_addr(*server, lock)).await?);
+                let word = LockWord::from_raw(surely::read_word(&op, lock_addr(*server, lock)).await?);
                 if !word.is_free() {
                     return Err(corrupt(format!("lock {lock} of {server} is still held by {}", word.owner)));
                 }

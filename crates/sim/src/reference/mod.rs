@@ -107,7 +107,8 @@ fn anchor_word(info: &IndexInfo, server: ServerId) -> GlobalAddr {
 
 async fn publish_arrays(op: &Op, info: &IndexInfo, arrays: &[GlobalAddr]) -> Result<(), IndexError> {
     for array in arrays {
-        op.write_word(anchor_word(info, array.server()), array.to_raw()).await?;
+        farwood_index::shared::surely::write_word(op, anchor_word(info, array.server()), array.to_raw())
+            .await?;
     }
     Ok(())
 }

@@ -44,7 +44,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long after the end of a server's process a thread stands still for the next one, which takes over memory and answers in moments.
-const REOPEN: Duration = Duration::from_millis(500);
+const REOPEN: Duration = Duration::from_secs(1);
 /// How long after that end a reconnect waits, and a call. Later, each looks once whether there is a server.
 const RECONNECT: Duration = Duration::from_secs(2);
 const CALLS: Duration = Duration::from_secs(5);
