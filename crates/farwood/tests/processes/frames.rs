@@ -59,7 +59,7 @@ impl Introduction {
 }
 
 fn hello(introduction: &[u8]) -> Vec<u8> {
-    let mut hello = b"FARWOOD\x02\x02\0\0\0".to_vec();
+    let mut hello = b"FARWOOD\x02\x03\0\0\0".to_vec();
     hello.extend(u32::try_from(introduction.len()).expect("short").to_le_bytes());
     hello.extend(introduction);
     hello

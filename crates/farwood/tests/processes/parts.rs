@@ -170,12 +170,22 @@ async fn scribble(session: &Session, endpoint: &Endpoint) -> FabricError {
             batch.write(area.add(64), block);
             batch.faa(area.add(8), 1);
             batch.write_word(area, n);
-            if let Err(failure) = endpoint.op().submit(batch).await {
-                return failure.error;
-            }
+            let done = endpoint.op().submit(batch).await.map(drop).map_err(|failure| failure.error);
             // Small ones, too.
-            if let Err(error) = endpoint.op().faa(area.add(16), 1).await {
-                return error;
+            let done = match done {
+                Ok(()) => endpoint.op().faa(area.add(16), 1).await.map(drop),
+                failed => failed,
+            };
+            // Another process may serve the memory now, and know the session or not.
+            let done = match done {
+                Err(FabricError::Disconnected { server } | FabricError::Unknown { server }) => {
+                    endpoint.reconnect(server).await
+                }
+                done => done,
+            };
+            match done {
+                Ok(()) | Err(FabricError::Disconnected { .. }) => {}
+                Err(error) => return error,
             }
         }
     }
