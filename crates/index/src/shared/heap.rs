@@ -661,14 +661,14 @@ impl Heap {
     }
 
     async fn collect_now(&self, endpoint: &Endpoint, is_urgent: bool) -> Result<(), FabricError> {
-        let (mark, is_urgent) = {
+        let waiting = {
             let state = self.state();
-            if state.limbo.is_empty() {
-                let is_returning = state.is_returning();
-                drop(state);
-                return if is_returning { self.give_back_surplus(&endpoint.op()).await } else { Ok(()) };
-            }
-            (state.limbo.mark(), is_urgent || state.limbo.len() >= URGENT_AT)
+            let is_urgent = is_urgent || state.limbo.len() >= URGENT_AT;
+            (!state.limbo.is_empty()).then(|| (state.limbo.mark(), is_urgent))
+        };
+        let Some((mark, is_urgent)) = waiting else {
+            let is_returning = self.state().is_returning();
+            return if is_returning { self.give_back_surplus(&endpoint.op()).await } else { Ok(()) };
         };
         // What is there now was unlinked before the heartbeat that follows; what comes later waits for the next one.
         let stamp = self.inner.session.retire_stamp(endpoint, is_urgent).await?;
@@ -898,7 +898,9 @@ impl Heap {
         let mut words: Vec<(GlobalAddr, u64, Objects)> = Vec::new();
         {
             let mut state = self.state();
-            objects.iter().for_each(|(class, _)| state.reclaim.note_given_back(*class));
+            for (class, _) in &objects {
+                state.reclaim.note_given_back(*class);
+            }
         }
         for (class, addr) in objects {
             let Some((word, bit)) = self.bit_of(class, addr) else { continue };

@@ -224,8 +224,8 @@ fn stamp(term: u64, number: u64) -> u64 {
     term << 20 | number
 }
 
-fn drained(is_ready: bool, waiting: u32) -> Result<Drained, ControlError> {
-    Ok(Drained { is_ready, waiting })
+fn drained(is_ready: bool, waiting: u32) -> Drained {
+    Drained { is_ready, waiting }
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn an_empty_chunk_serves_another_class_after_two_flushes() {
     let (memory, config, mut table) = world(1);
     table.allocate(&memory, A, want(1, 64, 1, 0)).unwrap();
     let mut ask = |drain| {
-        let answer = table.drain(&memory, B, drain, |_| true);
+        let answer = table.drain(&memory, B, drain, |_| true).unwrap();
         assert_eq!(ChunkTable::load(&memory, &config).unwrap().extents, table.extents);
         answer
     };
@@ -257,7 +257,7 @@ fn a_chunk_that_is_drained_waits_until_it_is_empty_and_its_own_type_may_have_it_
     memory.store(RegionId::MAIN, at(0) + 64, 1);
     table.drain(&memory, B, drain(128, stamp(7, 1), None, 0), |_| true).unwrap();
     let later = drain(128, stamp(7, 2), Some((stamp(7, 1), 1)), 1);
-    assert_eq!(table.drain(&memory, B, later, |_| true), drained(false, 0), "an object lives there");
+    assert_eq!(table.drain(&memory, B, later, |_| true).unwrap(), drained(false, 0), "an object lives there");
     assert_eq!(table.list(None).len(), 1);
     assert_eq!(table.allocate(&memory, B, want(1, 64, 1, 1)), Ok(Handed { offset: at(0), inherited: true }));
     assert_eq!(memory.load(RegionId::MAIN, at(0) + ObjectChunk::DRAINED_AT), 0, "it is what it was");
@@ -275,12 +275,18 @@ fn only_chunks_that_are_nearly_empty_are_drained() {
     memory.store(RegionId::MAIN, at(0) + 64, u64::MAX);
     memory.store(RegionId::MAIN, at(0) + 72, 1);
     memory.store(RegionId::MAIN, at(1) + 64, 0b1111);
-    assert_eq!(table.drain(&memory, B, drain(128, stamp(7, 1), None, 0), |_| true), drained(false, 0));
+    assert_eq!(
+        table.drain(&memory, B, drain(128, stamp(7, 1), None, 0), |_| true).unwrap(),
+        drained(false, 0)
+    );
     memory.store(RegionId::MAIN, at(0) + 72, 0);
     memory.store(RegionId::MAIN, at(1) + 64, 0b111);
-    assert_eq!(table.drain(&memory, B, drain(128, stamp(7, 2), None, 0), |_| true), drained(false, 2));
     assert_eq!(
-        table.drain(&memory, B, drain(512, stamp(7, 3), None, 0), |_| true),
+        table.drain(&memory, B, drain(128, stamp(7, 2), None, 0), |_| true).unwrap(),
+        drained(false, 2)
+    );
+    assert_eq!(
+        table.drain(&memory, B, drain(512, stamp(7, 3), None, 0), |_| true).unwrap(),
         drained(false, 2),
         "another class of that size"
     );

@@ -84,7 +84,7 @@ impl Reclaiming {
     fn begin(heap: &Heap, now: Nanos) -> Option<Self> {
         let mut state = heap.state();
         let reclaim = &mut state.reclaim;
-        let Some((server, _)) = reclaim.lacking.first() else { return None };
+        let (server, _) = reclaim.lacking.first()?;
         let is_too_soon = now < reclaim.not_before && reclaim.given_back < heap.chunk_bytes(*server);
         if reclaim.is_under_way || is_too_soon {
             return None;
@@ -101,10 +101,8 @@ impl Reclaiming {
         let mut state = self.0.state();
         let reclaim = &mut state.reclaim;
         reclaim.was_good = was_good;
-        reclaim.pause_ns = match was_good {
-            true => 0,
-            false => (reclaim.pause_ns * 2).clamp(FIRST_PAUSE_NS, LONGEST_PAUSE_NS),
-        };
+        reclaim.pause_ns =
+            if was_good { 0 } else { (reclaim.pause_ns * 2).clamp(FIRST_PAUSE_NS, LONGEST_PAUSE_NS) };
         reclaim.not_before = now.saturating_add(reclaim.pause_ns);
     }
 }
