@@ -130,7 +130,7 @@ fn any_size(rng: &mut Rng) -> usize {
 fn overwrites(live_percent: u64, time_ns: Nanos, pause_ns: Nanos) -> (u64, u64) {
     const CLIENTS: u64 = 4;
     let mut config = SimConfig::priced(1, Profile::named("cx5-100g").unwrap());
-    config.max_events = u64::MAX;
+    (config.max_events, config.max_virtual_ns) = (u64::MAX, Nanos::MAX);
     let sim = world(config, 64, 128 << 10);
     let cluster = sim.cluster();
     sim.run(async move {

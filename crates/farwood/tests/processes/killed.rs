@@ -60,8 +60,12 @@ pub(crate) fn survives_kills_of<E: Engine>(
                 assert_eq!(value, Some(kill.to_be_bytes().to_vec()));
             }
             // What was retired, by the dead and by us, is free again as soon as nobody can reach it: there is nobody else.
-            for _ in 0..4 {
+            for _ in 0..1000 {
                 pool.heap().collect(&endpoint).await.expect("collects");
+                if pool.heap().retired() == 0 {
+                    break;
+                }
+                endpoint.sleep(MILLISECOND).await;
             }
             let reachable = engine.check(&attached, &endpoint).await.expect("whole, and no lock is held");
             let usage = leaks::measure(pool.session(), &endpoint, &reachable).await.expect("measures");
